@@ -1,7 +1,7 @@
-"""From one YAML file to a model trained, preempted and resumed on a Slurm cluster.
+"""Submit PyTorch training to Slurm from one YAML file, and resume it after preemption.
 
 The names below are the public API. Each is imported on first use, so that ``import hpcaccel`` is fast on a login node
-and does not import torch. The names for training scripts are those of Accelerate: see ``docs/migration.md``.
+and does not import torch. Most names for training scripts are those of Accelerate: see ``docs/migration.md``.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ _PAGES = (
     "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "test_utils",
     "tracking", "utils",
 )  # fmt: skip
-"""Modules under Accelerate's import paths. As in Accelerate, they are also attributes of the package."""
+"""Modules under Accelerate's import paths, which are also attributes of the package."""
 
 _ABSENT = (
     "DeepSpeedPlugin", "cpu_offload", "cpu_offload_with_hook", "disk_offload", "dispatch_model",

@@ -1,4 +1,4 @@
-"""The exceptions that hpcaccel raises.
+"""hpcaccel's public exceptions.
 
 ::
 
@@ -7,14 +7,14 @@
     │   ├── SpecError              an invalid spec file, override or profile
     │   ├── RunNotFound            no run has this name, run ID or job ID
     │   ├── RunDirectoryError      a run directory cannot be created, read or written
-    │   ├── RunBusy                another attempt is writing to this run
-    │   ├── ClusterError           Slurm is not installed on this machine, or refused the request
+    │   ├── RunBusy                the run or sweep is still in use
+    │   ├── ClusterError           a cluster cannot be used, or refused the request
     │   ├── RankEnvironmentError   the environment variables do not describe a valid group of ranks
     │   ├── RuntimeMisuse          an invalid call of the runtime
     │   │   └── DistributedOperationException
     │   │                          ranks call different collectives, or one with different shapes or types
     │   └── CheckpointError        a checkpoint cannot be saved or loaded
-    │       └── Damaged            a committed checkpoint has been damaged since
+    │       └── Damaged            files of a checkpoint are missing or damaged
     ├── RankFailed                 another rank of this training failed or exited
     ├── RunFailed                  a run ended without the requested result
     └── SlurmCommandError          a Slurm command failed unexpectedly
@@ -62,8 +62,8 @@ _LONG_VALUES = re.compile("|".join([*_QUOTED, rf"\S{{{_LONGEST_WORD},}}"]))
 def presentable(text: str) -> str:
     """Make a message safe to print: values from files and command lines cannot control the terminal or flood it.
 
-    Control characters and bidirectional marks are escaped. Long words and quoted values are shortened, with their
-    length in parentheses.
+    Control characters and bidirectional marks are escaped. Long words, quoted values and lines are shortened, with
+    their length in parentheses.
     """
     return "\n".join(_cut(_escaped(line)) for line in text.split("\n"))
 
@@ -86,7 +86,7 @@ def _without_the_middle(text: str, kept: int) -> str:
 
 
 class HpcaccelError(Exception):
-    """Base class of all errors that hpcaccel raises on purpose, each with a message for the user."""
+    """Base class of hpcaccel's public exceptions, whose messages are for the user."""
 
     exit_code = 1
 
@@ -101,7 +101,7 @@ class UserError(HpcaccelError):
 
 
 class SpecError(UserError):
-    """An invalid spec. ``problems`` contains one line per problem, ``hints`` advice that applies to all of them."""
+    """An invalid spec, override or profile. ``problems`` has one item per problem, ``hints`` has further advice."""
 
     def __init__(self, problems: str | Sequence[str], *, hints: Sequence[str] = ()) -> None:
         self.hints = list(hints)
@@ -118,11 +118,11 @@ class RunDirectoryError(UserError):
 
 
 class RunBusy(UserError):
-    """Another attempt holds the run's lease."""
+    """The run or sweep is still in use: one of its jobs is pending or running, or it is stopping."""
 
 
 class ClusterError(UserError):
-    """Slurm is not installed on this machine, or it refused a request."""
+    """A cluster cannot be used (Slurm is missing, the login failed …), or Slurm refused a request."""
 
 
 class RankEnvironmentError(UserError):
@@ -143,11 +143,11 @@ class CheckpointError(UserError):
 
 
 class Damaged(CheckpointError):
-    """The files of a committed checkpoint are missing or damaged. An older checkpoint may still be intact."""
+    """Files of a checkpoint are missing or damaged. An older checkpoint may still be intact."""
 
 
 class RankFailed(HpcaccelError):
-    """Another rank of this training failed or exited, so this rank cannot continue. The cause is in that rank's log."""
+    """Another rank of this training failed, exited or lost its connection: this rank cannot continue."""
 
 
 class RunFailed(HpcaccelError):
@@ -155,7 +155,7 @@ class RunFailed(HpcaccelError):
 
 
 class SlurmCommandError(HpcaccelError):
-    """A Slurm command failed for a reason other than the user's request, such as a controller that did not respond."""
+    """A Slurm command failed unexpectedly, for example because the controller did not respond."""
 
     def __init__(self, command: Sequence[str], returncode: int, stderr: str) -> None:
         self.command = list(command)

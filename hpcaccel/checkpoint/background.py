@@ -1,16 +1,16 @@
 """The rank's side of saves in the background: shared memory, a writer process, and the one save in flight.
 
-The training thread plans the save with the other ranks, copies its tensors into shared memory, sends one line to its
+The training thread plans the save with the other ranks, copies its tensors into shared memory, sends an order to its
 writer process and continues. The writers complete the commit protocol (see ``commit``) among themselves, through a
 results folder beside the checkpoint. The commit therefore needs neither the training thread, which may be in the middle
-of a long step, nor a process group that the training uses: it happens as soon as the last byte is on the disk.
+of a long step, nor a process group that the training uses: it happens as soon as all files are on the disk.
 
 A rank detects the end of a save through its own writer's pipe, which it polls once per step while a save is in flight.
 The ranks exchange their results together with the agreement on when to stop, so all of them settle a save, or raise its
 error, at the same step. ``conclude`` waits in two phases: each rank for its own file, then, if all files are written,
 all ranks for rank 0's commit. No rank waits for a commit that cannot happen.
 
-The writers exit with their ranks. A rank that exits with a save in flight waits a few seconds for it.
+The writers exit with their ranks. A rank that exits with a save in flight waits for it up to ``EXIT_WAIT_SECONDS``.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ class BackgroundWriter:
                     self.memory = SnapshotMemory(size)
                 self._running_writer()
             except OSError as error:
-                return f"cannot allocate snapshot memory or start the writer process: {error.strerror or error}"
+                return (
+                    f"cannot allocate {size:,} bytes of snapshot memory or start the writer process: "
+                    f"{error.strerror or error}"
+                )
             return None
 
         def first_of(reasons: list[str | None]) -> str | None:
@@ -222,7 +225,7 @@ class BackgroundWriter:
         return self.forget()
 
     def wait_alone(self) -> None:
-        """Wait up to ``LONE_WAIT_SECONDS`` for this rank's writer, before rank 0 saves without the other ranks."""
+        """Wait for the commit of a save in flight before rank 0 saves alone; end the writer on a timeout."""
         if self.pending is not None and not self._wait("committed", seconds=LONE_WAIT_SECONDS):
             self._stop_writer()
             self._problem = f"it was not committed within {LONE_WAIT_SECONDS:g} s"
@@ -261,14 +264,14 @@ class BackgroundWriter:
             self._writer = None
 
     def close(self) -> None:
-        """Stop the writer; a save in flight is lost. Not collective."""
+        """Stop the writer; a save in flight may be lost. Not collective."""
         self.pending = None
         self._stop_writer()
         self.memory = None
 
 
 def _wait_at_exit(reference: weakref.ref[BackgroundWriter], owner: int) -> None:
-    """Exit handler of the interpreter. A save is still in flight only if the program has failed."""
+    """Exit handler of the interpreter. A save may still be in flight if the program has failed."""
     background = reference()
     if background is not None and background.pending is not None and os.getpid() == owner:
         background.wait_at_exit()

@@ -7,7 +7,7 @@ Every save has five phases, whether the training waits for it or a process write
 2. **write** Each rank writes its tensors to one file there, ``rank_00003.bin``, and fsyncs it.
 3. **gather** Rank 0 collects size and CRCs of all files: over the process group, or from the results folder, where each
    writer process writes a JSON file.
-4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of every file),
+4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of these files),
    fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename is the commit.
 5. **retire** Rank 0 renames checkpoints beyond the retention limit to ``.step_00000800.deleted.tmp`` and deletes them.
 
@@ -24,7 +24,7 @@ retire    rank 0; a thread deletes          rank 0's writer process
 
 State on the disk after a kill of any process at any time:
 
-- before begin: no change.
+- before begin: the older checkpoints; those of an abandoned branch may be renamed already.
 - from begin until the rename: a temporary directory, possibly with its manifest. It does not count as a checkpoint, and
   ``clean`` removes it before the next save. Older checkpoints are unchanged.
 - after the rename: the new checkpoint, complete. A power failure before the parent's fsync may undo the rename.
@@ -96,7 +96,7 @@ class WrittenFile:
 
 
 def clean(directory: Path) -> None:
-    """Remove temporary directories of killed saves. A failure to remove one is logged."""
+    """Remove temporary directories of killed saves and deletions. A failure to remove one is logged."""
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
@@ -104,7 +104,7 @@ def clean(directory: Path) -> None:
             try:
                 shutil.rmtree(path)
             except OSError as error:
-                log.warning("cannot remove %s, left behind by an earlier attempt: %s", path, error)
+                log.warning("cannot remove the temporary directory %s: %s", path, error)
 
 
 def begin(temporary: Path) -> None:
@@ -164,7 +164,7 @@ def write_manifest(temporary: Path, *, index: bytes, files: Iterable[WrittenFile
         facts: the other fields of the manifest, see ``manifest_writer.describe``.
 
     Returns:
-        Size of the whole checkpoint in bytes.
+        Total size of ``files`` and the index in bytes.
     """
     atomic_write(temporary / manifest.INDEX, index)
     every = [*files, WrittenFile.of(manifest.INDEX, [crc32(index)], [len(index)])]
@@ -239,10 +239,10 @@ def _refuse_earlier_attempt(temporary: Path, final: Path) -> None:
 def retire(directory: Path, *, keep: int, newest_step: int, keep_every: int | None = None) -> list[Path]:
     """Rename checkpoints beyond the retention limit to temporary names.
 
-    Not renamed are the newest ``keep`` good checkpoints up to ``newest_step``, pinned checkpoints, and with
-    ``keep_every`` the first good one in every ``keep_every`` steps. A damaged checkpoint is not good. Checkpoints after
-    ``newest_step`` belong to another training and are not renamed either. Errors are only logged: the new checkpoint is
-    committed, and the training continues.
+    Not renamed are the newest ``keep`` good checkpoints up to ``newest_step``, pinned checkpoints, and the first good
+    one at or after each positive multiple of ``keep_every``. Good means that manifest and file sizes are correct.
+    Checkpoints after ``newest_step`` belong to another branch and are not renamed either. Errors are only logged: the
+    new checkpoint is committed, and the training continues.
 
     Returns:
         The renamed directories, for ``delete``.
@@ -282,7 +282,7 @@ def _too_old(newest_first: list[tuple[int, Path]], keep: int) -> list[tuple[int,
 
 
 def _is_milestone(step: int, newest_first: list[tuple[int, Path]], keep_every: int | None) -> bool:
-    """Whether this is the first good checkpoint since the last positive multiple of ``keep_every``."""
+    """Whether this is the first checkpoint since the last positive multiple of ``keep_every``, damaged ones aside."""
     if keep_every is None or step < keep_every:
         return False
     begin = step - step % keep_every
@@ -293,6 +293,6 @@ def _is_good(path: Path) -> bool:
     try:
         manifest.read(path)
     except CheckpointError as error:
-        log.warning("checkpoint %s is damaged and is not counted for retention: %s", path.name, error)
+        log.warning("checkpoint %s is not counted for retention: %s", path.name, error)
         return False
     return True

@@ -71,7 +71,7 @@ class ShardWriter(StorageWriter):
         self._facts = facts
         self._memory = memory
         self.bytes = 0
-        """Size of the whole checkpoint in bytes, on rank 0 after ``finish``."""
+        """Total size of all ranks' files and the index in bytes, on rank 0 after ``finish``."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
@@ -204,7 +204,7 @@ class ShardReader(StorageReader):
         return bytes(data[: piece.length])
 
     def _read_batch(self, batch: ReadBatch) -> None:
-        """Read directly into each tensor whose memory has the stored layout, else through a buffer."""
+        """Read a lone item directly into its tensor if that has the stored layout, else the batch through a buffer."""
         assert batch.file is not None
         if batch.later is not None:
             batch.later.prefetch()

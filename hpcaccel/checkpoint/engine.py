@@ -36,14 +36,14 @@ class CheckpointEngine:
     """Saves, finds, loads and prunes the checkpoints in one directory. Methods are collective unless noted.
 
     Args:
-        directory: a run's ``checkpoints/``; created at the first save. It must be on a file system shared by all ranks.
+        directory: such as a run's ``checkpoints/``; created at the first save, on a file system shared by all ranks.
         rank: this process's rank among ``world_size``.
         group: a gloo process group; None means the default group. Not needed if ``world_size`` is 1.
         attempt: the run's attempt; part of the name of a save's temporary directory.
         keep: how many committed checkpoints to keep, at least 1; None keeps all.
-        keep_every: in addition, keep the first checkpoint in every ``keep_every`` steps.
+        keep_every: also keep the first checkpoint at or after each positive multiple of this number of steps.
         local_world_size: how many ranks share this machine's memory.
-        on_saved: called on rank 0 with the record of each committed save, once all ranks have detected the commit.
+        on_saved: called on rank 0 with the record of each save, after its commit.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class CheckpointEngine:
     ) -> Path:
         """Write and commit ``state``, then delete checkpoints beyond the limit. Waits for a save in flight first.
 
-        A step that this engine has committed or loaded is not written again. Checkpoints of an abandoned branch are
-        renamed to ``superseded_…``: one of the same step and, after a resume or a start from scratch, those of later
-        steps.
+        A step that this engine has committed or loaded is not written again while its checkpoint is intact. Checkpoints
+        of an abandoned branch are renamed to ``superseded_…``: one of the same step and, after a resume or a start from
+        scratch, those of later steps.
 
         Args:
             step: number of completed optimizer steps.
@@ -103,14 +103,15 @@ class CheckpointEngine:
                 which must be the same on all ranks. A later save of this step by all ranks replaces the checkpoint.
             fill: called on every rank with an empty directory, whose content becomes part of the checkpoint. ``fill``
                 may set ``state.without``; rank 0's value is used.
-            background: return once ``state`` is copied; see ``in_flight``, ``progress`` and ``settle``. If there is no
-                memory for the copy, or with ``fill`` or ``missing``, ``save`` returns after the commit.
+            background: return once ``state`` is copied; see ``in_flight``, ``progress`` and ``settle``. Without
+                memory for the copy or a writer process, and with ``fill`` or ``missing``, it returns after the commit.
 
         Returns:
             The directory of the checkpoint, committed or in flight.
 
         Raises:
-            CheckpointError: on all ranks, if anything failed on any of them. The files of this save are removed.
+            CheckpointError: on all ranks that take part, if this save or the one in flight failed on any of them. Its
+                files are removed. An error in the background is raised by ``settle`` or ``drain``.
         """
         begun = time.monotonic()
         facts = {
@@ -179,7 +180,7 @@ class CheckpointEngine:
         pending.stall = time.monotonic() - pending.begun
 
     def _retire(self, step: int) -> None:
-        """Rename old checkpoints now, and delete them in a thread: deleting large files can take long."""
+        """Rename old checkpoints now, and delete them in a thread: deleting large files can take a long time."""
         if self._retention is None:
             return
         if doomed := commit.retire(self.directory, newest_step=step, **self._retention):
@@ -242,7 +243,7 @@ class CheckpointEngine:
             self._notify(pending, ended=reports["committed"], size=reports["bytes"], background=True)
 
     def close(self) -> None:
-        """Stop background work. A save in flight is lost: call ``drain`` first. Not collective."""
+        """Stop background work. A save in flight may be lost: call ``drain`` first. Not collective."""
         self._wait_for_deletion()
         self._background.close()
 
@@ -260,7 +261,7 @@ class CheckpointEngine:
             The checkpoint's directory; None if there is none.
 
         Raises:
-            CheckpointError: all checkpoints are damaged, or the named one does not exist.
+            CheckpointError: on all ranks, if all checkpoints are damaged, or one does not exist or cannot be read.
         """
         self.drain()
         if resume is None:
@@ -273,7 +274,7 @@ class CheckpointEngine:
         return self._branch.contains(path)
 
     def load(self, path: Path, state: TrainingState, *, fall_back: bool = True) -> LoadedCheckpoint:
-        """Restore ``state`` in place and verify every byte. After an error ``state`` may be partly restored.
+        """Restore ``state`` in place and check the CRCs of its bytes. After an error ``state`` may be partly restored.
 
         Args:
             path: a checkpoint's directory, the same on all ranks.
@@ -281,8 +282,8 @@ class CheckpointEngine:
                 load the newest good one that remains.
 
         Raises:
-            CheckpointError: on all ranks, if the checkpoint is damaged and no good one remains, belongs to another
-                model, or cannot be read.
+            CheckpointError: on all ranks, if the checkpoint is damaged and not replaced (see ``fall_back``), belongs to
+                another model, or cannot be read.
         """
         self.drain()
         path = Path(path).absolute()

@@ -43,8 +43,8 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 Guarantee = Literal["bit-exact", "state-exact"]
-"""bit-exact: the training continues as if it had never stopped. state-exact: everything in the checkpoint is restored,
-but batches, the order of summation, or state that the script keeps itself may differ."""
+"""bit-exact: the training continues as if it had never stopped. state-exact: the state shared by all ranks is restored,
+but batches, random numbers, the order of summation, or state that the script keeps itself may differ."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class LoadedCheckpoint:
     """The result of a resume.
 
     Args:
-        path: the loaded checkpoint; an older one if the requested checkpoint was damaged.
+        path: the loaded checkpoint; another one if the requested checkpoint was damaged.
         manifest: content of its ``COMMITTED`` file: ``step``, ``epoch``, ``reason``, ``world_size`` …
         per_rank: this rank's own state; None if the checkpoint has no state for this rank (see ``rank_sources``).
         guarantee: what this resume guarantees.
@@ -91,7 +91,7 @@ def find_checkpoint(directory: Path, resume: str | Path) -> Path | None:
         directory: the training's own directory of checkpoints.
 
     Raises:
-        CheckpointError: all checkpoints are damaged, or the named one does not exist.
+        CheckpointError: all checkpoints are damaged, the named one does not exist, or see ``newest_good``.
     """
     if resume == "auto":
         return newest_good(directory, ours=True)
@@ -106,13 +106,14 @@ def find_checkpoint(directory: Path, resume: str | Path) -> Path | None:
 
 
 def newest_good(directory: Path, *, ours: bool) -> Path | None:
-    """The newest checkpoint with a valid manifest and correct file sizes; None if there has never been a checkpoint.
+    """The newest checkpoint with a valid manifest and correct file sizes; None if there is none, damaged or not.
 
     Args:
         ours: quarantine newer damaged checkpoints; otherwise skip them.
 
     Raises:
-        CheckpointError: all are damaged. Starting at step 0 would lose the training.
+        CheckpointError: all are damaged (starting at step 0 would lose the training), or a newer hpcaccel wrote the
+            newest.
     """
     for _, path in checkpoint_files.step_directories(directory):
         try:
@@ -153,7 +154,7 @@ def replacement_of(path: Path, error: Damaged) -> Path:
 
 
 def quarantine(path: Path, why: str) -> None:
-    """Rename a damaged checkpoint so that it is never loaded. It is kept for inspection."""
+    """Rename a damaged checkpoint so that it no longer counts as one. It is kept for inspection."""
     kept = set_aside(path, checkpoint_files.QUARANTINED)
     log.warning("renamed damaged checkpoint %s to %s: %s", path.name, kept.name, why)
 
@@ -234,7 +235,7 @@ def _read_tensors(
 
 
 def _differences(content: dict[str, Any], *, world_size: int, mesh: dict[str, Any]) -> tuple[str, ...]:
-    """Why a resume is not bit-exact; empty if nothing differs from the save that may change results."""
+    """Why a resume is not bit-exact: reasons from the save, and differences from the save that may change results."""
     if content.get("holds") == ["weights"]:
         return (f"contains only weights, imported from {content['imported_from']}: nothing else is restored",)
     now = {"world_size": world_size, "torch": torch.__version__, "processor": processor()}
@@ -258,9 +259,9 @@ def _mesh_text(mesh: dict[str, Any]) -> str:
 def rank_sources(content: Mapping[str, Any], *, world_size: int, tensor: int = 1) -> tuple[int | None, ...]:
     """For each current rank, the rank of the save whose per-rank state (mainly random state) it loads, or None.
 
-    Rank r loads the state of rank r. A rank without a saved state seeds its generators from seed, rank and step, so
-    that two resumes of a checkpoint are identical. The ranks of a tensor-parallel group must draw the same random
-    numbers: if the size of these groups has changed since the save, all ranks of a group load the state of one rank.
+    Usually, rank r loads the state of rank r. A rank without a saved state seeds its generators from seed, rank and
+    step, so that two resumes of a checkpoint are identical. The ranks of a tensor-parallel group must draw the same
+    random numbers: if the size of these groups has changed since the save, all ranks of a group load one rank's state.
 
     Args:
         content: the checkpoint's manifest.

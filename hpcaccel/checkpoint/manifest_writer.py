@@ -1,8 +1,8 @@
 """The content of a checkpoint's two JSON files, with torch's types.
 
 ``index.json`` describes each tensor: dtype, shape and its chunks, each with file, offset, length and CRC. ``COMMITTED``
-(read and checked by ``hpcaccel.checkpoint_files.manifest``) describes the save, and lists size and CRC of every other
-file, the index included. It is small, because status commands read it often. Its own CRC covers its canonical JSON.
+(read and checked by ``hpcaccel.checkpoint_files.manifest``) describes the save, and lists size and CRC of the ranks'
+files and of the index. It is small, because status commands read it often. Its own CRC covers its canonical JSON.
 """
 
 from __future__ import annotations

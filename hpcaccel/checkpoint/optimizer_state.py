@@ -1,7 +1,7 @@
-"""Optimizer state by parameter name, independent of the order and the numbers of the parameters.
+"""Optimizer state by parameter name, independent of the order and the numbers of the models' parameters.
 
 It is read through ``state_dict()`` and restored through ``load_state_dict()``, so hooks and optimizers that override
-these methods work. An optimizer that has made no step has no state, and none is created for it.
+these methods work. No state is created for an optimizer that has made no step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: s
     """Pack an optimizer into a tree.
 
     Returns:
-        The tree, and the keys of the tensors that any rank may write; rank 0 writes the other tensors.
+        The tree, and the keys of the tensors that any rank may write; rank 0 writes other unsharded tensors.
 
     Raises:
         CheckpointError: the state contains an unsupported type, or a plain tensor for a sharded parameter.
@@ -62,7 +62,7 @@ def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: s
 def targets(
     optimizer: Optimizer, tree: Any, names: dict[nn.Parameter, str], path: str, index: Index
 ) -> dict[str, torch.Tensor]:
-    """Tensors by key to read an optimizer's state into, placed and sharded like its current parameters.
+    """Tensors by key to read the state of an optimizer's parameters into; see ``_like`` for device and sharding.
 
     Raises:
         CheckpointError: the optimizer's parameters or groups differ from the saved ones.
@@ -83,7 +83,7 @@ def targets(
 def restore_optimizer(
     optimizer: Optimizer, tree: Any, names: dict[nn.Parameter, str], tensor: Callable[[str], torch.Tensor]
 ) -> None:
-    """Restore an optimizer's state and hyperparameters; every tensor keeps its saved dtype."""
+    """Restore an optimizer's state and hyperparameters; the state of its parameters keeps the saved dtypes."""
     state_dict = optimizer.state_dict()
     numbers = {name: (number, parameter) for number, name, parameter in _parameters(optimizer, state_dict, names)}
     state = {numbers[name][0]: unpack(saved, tensor) for name, saved in tree["state"].items()}
@@ -111,7 +111,7 @@ def _parameters(
 
 
 def _refuse_local_tensors(packed: PackedTree, parameter: nn.Parameter) -> None:
-    """Reject plain tensors in the state of a sharded parameter.
+    """Reject plain tensors with several elements in the state of a sharded parameter.
 
     Raises:
         CheckpointError: there is such a tensor. It differs between ranks, and its offset in the full state is unknown.
@@ -161,7 +161,7 @@ def _undo_casts(state: dict[str, Any], saved: dict[str, Any]) -> None:
 
 
 def _keep_tensors(group: dict[str, Any], old: dict[str, Any]) -> None:
-    """Copy hyperparameters into the old tensor objects: schedulers and compiled steps hold references to them."""
+    """Copy tensor hyperparameters into the old tensors: schedulers and compiled steps hold references to them."""
     for key, value in old.items():
         now = group.get(key)
         if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and value.shape == now.shape:

@@ -48,8 +48,7 @@ class Restorer:
         """Tensors to read into, by key: the models' own tensors, and new ones for other state.
 
         Raises:
-            CheckpointError: the models, optimizers or objects differ from the saved ones. The message lists the
-                differences of the first model, optimizer or object that does not match.
+            CheckpointError: the models, optimizers, schedulers or objects differ from the saved ones.
         """
         self._compare()
         for position, (model, current) in enumerate(zip(self._state.models, self._models, strict=True)):
@@ -127,7 +126,7 @@ class Restorer:
             )
         if (self._state.scaler is None) != (self._tree["scaler"] is None):
             if self._state.scaler is not None:
-                log.warning("the checkpoint contains no gradient scaler: the state of this one is not restored")
+                log.warning("the checkpoint contains no gradient scaler: this training's scaler keeps its state")
             else:
                 log.warning("the checkpoint contains a gradient scaler, but this training has none: it is ignored")
 
@@ -147,7 +146,7 @@ class Restorer:
         if problems:
             more = f"\n  … and {len(problems) - 8} more" if len(problems) > 8 else ""
             raise CheckpointError(
-                f"the checkpoint does not match this model, {len(problems)} differences:\n  "
+                f"the checkpoint does not match this model (number of differences: {len(problems)}):\n  "
                 + "\n  ".join(sorted(problems)[:8])
                 + more
             )
@@ -184,7 +183,7 @@ class Restorer:
 
 
 def _add_tied(here: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Add tied names to ``saved``: files of other programs contain a tied tensor only once."""
+    """Add tied names to ``saved``: files of other programs may contain a tied tensor under one name only."""
     by_place = {_place(value): saved[name] for name, value in here.items() if name in saved and _place(value)}
     for name, value in here.items():
         if name not in saved and _place(value) in by_place:

@@ -207,7 +207,7 @@ class AgreedPlan:
 
 class PlanCache:
     """Cache of the last plan. Usually only values change between two saves: the ranks then confirm the plan with one
-    small message."""
+    small collective call."""
 
     def __init__(self) -> None:
         self._local: SavePlan | None = None

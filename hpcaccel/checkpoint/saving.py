@@ -1,4 +1,4 @@
-"""The save of one step: clean up older checkpoints, then begin, write, gather and publish (see ``commit``)."""
+"""The save of one step: prepare the directory, then begin, write, gather and publish (see ``commit``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Branch:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._own_steps: set[int] = set()
-        """Steps that this training has saved in this directory or resumed from. They are never written again."""
+        """Steps that this training has saved in this directory or resumed from; not written again while intact."""
         self._lone_steps: set[int] = set()
         """Steps that rank 0 has saved without the other ranks."""
         self._base_step: int | None = None
@@ -152,7 +152,7 @@ class SaveOperation:
         """Write this rank's file, wait until the other ranks have written theirs, and commit.
 
         Returns:
-            Size of the whole checkpoint in bytes, on rank 0.
+            Total size of all ranks' files and the index in bytes, on rank 0.
 
         Raises:
             CheckpointError: on all ranks, if anything failed on any of them.
@@ -196,6 +196,6 @@ class SaveOperation:
 
 
 def remove_unfinished(paths: SavePaths) -> None:
-    """Remove the directories of a failed save. If one cannot be removed, the next save removes it."""
+    """Remove the directories of a failed save. The next save tries again if one cannot be removed."""
     for path in (paths.temporary, paths.extra, paths.results):
         rmtree(path, ignore_errors=True)

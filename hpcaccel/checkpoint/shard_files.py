@@ -1,7 +1,7 @@
 """The file of one rank, ``rank_00003.bin``: written and read with direct I/O and CRC32. Without torch.
 
 Direct I/O bypasses the page cache: durable writes are fastest this way, and the training data stays cached. Addresses,
-offsets and lengths must be multiples of a block, so the last write is longer than the file, which is then truncated.
+offsets and lengths must be multiples of a block, so the last write may extend past the data: the file is truncated.
 On file systems without direct I/O the page cache is used.
 """
 
@@ -57,7 +57,7 @@ BLOCK_BYTES = 4096
 LARGEST_WRITE_BYTES = 1 << 30
 """Maximum size of one write. Long writes are faster, because the disk is idle between two writes."""
 BOUNCE_BYTES = 8 << 20
-"""Size of a thread's read buffer."""
+"""Maximum size of a thread's read buffer."""
 BATCH_BYTES = 1 << 20
 """Maximum size of a batch of small chunks that are read together. Larger chunks are read alone."""
 STEP_BYTES = 1 << 20
@@ -150,7 +150,7 @@ class StoredFile:
     It uses direct I/O, because these bytes are read once: filling the cache costs more than the copy to the tensor.
 
     Raises:
-        Damaged: the file is missing, too short, or unreadable.
+        Damaged: the file is missing. Its methods raise it also for a file that is too short, and for I/O errors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -202,7 +202,7 @@ _thread = threading.local()
 
 
 def _bounce_buffer(size: int) -> memoryview:
-    """Aligned buffer of this thread. It is reused, because allocating new pages costs more than reading into them."""
+    """Aligned buffer of this thread, reused by later reads: allocating new pages for each read would be slow."""
     if len(getattr(_thread, "memory", b"")) < size:
         _thread.memory = memoryview(mmap.mmap(-1, size))
     found: memoryview = _thread.memory

@@ -1,8 +1,8 @@
-"""Host memory between the tensors and the disk, allocated once and used for every save.
+"""Host memory between the tensors and the disk.
 
 A save in the background copies all tensors into memory that is shared with the writer process (``snapshot``), after
-which the training continues. A save that blocks training uses the memory as a ring buffer (``stream``): a thread writes
-to the disk while further data is copied.
+which the training continues; the memory is kept for later saves. A save that blocks training uses memory as a ring
+buffer (``stream``): a thread writes to the disk while further data is copied.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, STEP_BYTES, ShardFile, 
 __all__ = ["SnapshotMemory", "available_bytes", "can_share", "no_room", "raw_bytes", "stream"]
 
 RING_BYTES = 32 << 20
-"""Size of the ring buffer if no larger memory is allocated yet. A larger buffer would allow longer writes, but its
-allocation takes longer than longer writes save."""
+"""Maximum size of a ring buffer that is allocated for one file. A larger one would allow longer writes, but allocating
+it takes more time than they save."""
 LARGEST_PART = 0.9
 """Fraction of the free memory that snapshots may use."""
 
@@ -35,7 +35,7 @@ class SnapshotMemory:
         size: minimum size in bytes.
 
     Raises:
-        OSError: there is not enough memory.
+        OSError: the memory cannot be allocated.
     """
 
     def __init__(self, size: int) -> None:
@@ -90,7 +90,7 @@ class SnapshotMemory:
             torch.cuda.current_stream().synchronize()
 
     def _from_gpu(self, tensor: torch.Tensor, at: int, size: int) -> None:
-        """Copy on the current CUDA stream, after the last step. The memory is pinned, which makes the copy faster."""
+        """Copy on the current CUDA stream, after the work queued there, into memory that is pinned if possible."""
         if not self._pinned:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             self._pinned = int(runtime.cudaHostRegister(self._address, self.size, 0)) == 0
@@ -222,15 +222,15 @@ def can_share() -> bool:
 
 
 def no_room(size: int, *, of: int) -> str | None:
-    """Why ``of`` processes on this machine cannot each allocate ``size`` bytes; None if they can."""
+    """Why ``of`` processes on this machine cannot each allocate ``size`` bytes; None if they can, or it is unknown."""
     if not can_share():
         return "this system has no memfd_create"
     free = available_bytes()
     if free is None or size * of <= LARGEST_PART * free:
         return None
     return (
-        f"a snapshot of {size / 1e9:.2f} GB on each of this node's {of} ranks does not fit in the {free / 1e9:.2f} GB "
-        "of free memory"
+        f"a snapshot of {size / 1e9:.2f} GB per rank (ranks on this node: {of}) does not fit in {LARGEST_PART:.0%} of "
+        f"the {free / 1e9:.2f} GB of free memory"
     )
 
 
@@ -251,7 +251,7 @@ def available_bytes() -> int | None:
 
 
 def _left_in(root: Path, path: str, *, limit: str, used: str) -> list[int]:
-    """Free bytes in each cgroup from ``path`` up to the root. Inactive file cache counts as free."""
+    """Free bytes below the limit of each cgroup from ``path`` to the root. Inactive file cache counts as free."""
     found = []
     place = root / path.lstrip("/")
     for group in [place, *place.parents]:

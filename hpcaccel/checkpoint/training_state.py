@@ -1,8 +1,8 @@
 """The state of a training, the keys of its parts in a checkpoint, and the state of its random generators.
 
-Keys are ``models.0.layers.0.weight``, ``optimizers.0.0.layers.0.weight['exp_avg']``, ``objects.sampler['order']``,
-``rank.3['rng']``. A parameter has the same name in a plain model, in DDP, compiled as a whole or in parts, or sharded
-by FSDP2, so that a run may continue with other wrappers.
+Examples of keys: ``models.0.layers.0.weight``, ``optimizers.0.0.layers.0.weight['exp_avg']``,
+``objects.sampler['order']``, ``rank.3['rng']['torch']``. A parameter has the same name in a plain model, in DDP,
+compiled as a whole or in parts, or sharded by FSDP2, so that a run may continue with other wrappers.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class TrainingState:
         optimizers: may also have parameters that belong to none of the models.
         schedulers: anything with ``state_dict`` and ``load_state_dict``, in a fixed order.
         scaler: a gradient scaler, or None.
-        objects: further objects of this kind by name: data cursors, counters, objects that the user registered. They
-            are equal on all ranks; rank 0's are written.
+        objects: further objects with these methods, by name: data cursors, counters, objects that the user registered.
+            They are equal on all ranks; rank 0's are written.
         per_rank: per-rank values, mainly random states; restored on the same rank. See ``loading.rank_sources`` if the
             number of ranks changes.
         mesh: layout of the ranks, equal on all of them: ``strategy``, and the sizes of the dimensions ``replicate``,
@@ -83,7 +83,7 @@ def rank_tree(rank: int) -> str:
 
 
 def buffers_of(state: TrainingState) -> dict[str, torch.Tensor]:
-    """The models' buffers that are not sharded, by key."""
+    """The models' persistent buffers that are not sharded, by key."""
     found: dict[str, torch.Tensor] = {}
     for position, model in enumerate(state.models):
         if position in state.without:
@@ -165,7 +165,7 @@ def restore_rng(state: dict[str, Any], device: torch.device | str | None = None)
 
 
 def fresh_rng(seed: int, device: torch.device | str | None = None) -> dict[str, Any]:
-    """Seed all generators with ``seed``, and return their state."""
+    """Seed the generators of ``capture_rng`` with ``seed``, and return their state."""
     random.seed(seed)
     torch.manual_seed(seed)
     numpy: Any = sys.modules.get("numpy")

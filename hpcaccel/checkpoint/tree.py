@@ -1,8 +1,8 @@
 """Nested Python values as typed JSON, with tensors and arrays stored separately.
 
 ``pack`` converts a value to a tree of plain JSON and a dict of its tensors by key; ``unpack`` converts both back to an
-equal value of the same types. Unlike a pickle, a tree runs no code when it is read. A value of an unsupported type
-raises an error at the save, with the path to the value.
+equal value of the same types, except that a Parameter becomes a tensor. Unlike a pickle, a tree runs no code when it is
+read. A value of an unsupported type raises an error at the save, with the path to the value.
 
 None, bool, str, int (up to 4096 bits), finite float, list, and dict with str keys but without a key ``"$"`` become the
 same JSON value. Any other value becomes an object whose key ``"$"`` names the type.
@@ -70,7 +70,7 @@ def dtype_of(name: str) -> torch.dtype:
     try:
         return _DTYPES[name]
     except KeyError:
-        raise CheckpointError(f"torch {torch.__version__} has no dtype {name!r}, which this checkpoint uses") from None
+        raise CheckpointError(f"torch {torch.__version__} has no dtype {name!r}") from None
 
 
 def pack(value: Any, path: str) -> PackedTree:
@@ -226,9 +226,9 @@ def _unsupported(value: Any, path: str) -> CheckpointError:
     kind = type(value)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return CheckpointError(
-        f"{path} is a {name}, which cannot be saved (allowed: None, bool, int, float, complex, str, bytes, list, "
-        "tuple, set, dict, deque, tensors, numpy arrays and scalars). "
-        "Return one of these from state_dict(), or omit the value there and recreate it after loading"
+        f"{path} is a {name}, which cannot be saved (allowed: None, bool, int, float, complex, str, bytes, bytearray, "
+        "list, tuple, set, frozenset, dict, defaultdict, OrderedDict, Counter, deque, torch.Size, dtype, device, "
+        "tensors, simple numpy types). Return one of these from state_dict(), or recreate the value after loading"
     )
 
 

@@ -1,17 +1,17 @@
 """The writer process: it writes a rank's file, and on rank 0 commits the checkpoint, while the rank trains.
 
-Each rank has one. It lives as long as the rank and shares the memory of its snapshots. ``WriterProcess`` is the rank's
-handle; ``main`` runs in the process. The process does not import torch, so it starts fast and uses little memory, and
-it does not hold the GIL of the training process.
+Each rank starts one at its first save in the background and keeps it for later saves. It shares the memory of the
+rank's snapshots. ``WriterProcess`` is the rank's handle; ``main`` runs in the process. The process does not import
+torch, so it starts fast and uses little memory, and it does not hold the GIL of the training process.
 
 - Orders, on standard input: a line of JSON (see ``SaveOperation.order``) that also contains ``index_bytes``, then
   ``index_bytes`` bytes of index.
 - Reports, on standard output, one line of JSON each: ``written`` when this rank's file is on the disk, ``committed``
-  (from rank 0's writer) when the checkpoint is renamed, ``failed`` with the reason.
+  (from rank 0's writer) after the commit and the deletion of old checkpoints, ``failed`` with the reason.
 
 The process must not outlive its rank: a checkpoint of an ended attempt must not appear while the next attempt searches
-for the newest one. When its input ends, or its parent process changes, it exits at once. It ignores the signals that
-stop a training: the rank handles them and waits for the writer.
+for the newest one. When its input ends, or its parent process changes, it exits without finishing. It ignores the
+signals that stop a training: the rank handles them and waits for the writer.
 """
 
 from __future__ import annotations

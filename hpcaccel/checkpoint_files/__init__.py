@@ -33,7 +33,7 @@ __all__ = [
 
 MANIFEST = "COMMITTED"
 PINNED = "PINNED"
-"""Marker file beside the manifest: this checkpoint is never deleted. The file contains the reason; see ``pins``."""
+"""Marker file beside the manifest: hpcaccel does not delete this checkpoint. It contains the reason; see ``pins``."""
 QUARANTINED, SUPERSEDED = PUT_ASIDE = ("quarantined", "superseded")
 """Prefixes of directories that no longer count as checkpoints: damaged, or of an abandoned branch of the training."""
 

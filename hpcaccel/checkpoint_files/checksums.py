@@ -1,4 +1,4 @@
-"""Verification of a checkpoint: the CRC of every byte, and that the chunks cover their tensors.
+"""Verification of a checkpoint: the CRCs of its files, and that the chunks cover their tensors.
 
 Files are read from beginning to end, by two threads.
 """
@@ -34,7 +34,7 @@ __all__ = ["Box", "CrcSpan", "OnProgress", "VerifyReport", "check_spans", "cover
 THREADS = 2
 """Number of threads that read files and compute CRCs."""
 BATCH_BYTES = 16 << 20
-"""Maximum size of the spans that a thread checks at a time."""
+"""Maximum total size of the spans that a thread checks at a time. A larger span is checked alone."""
 
 OnProgress = Callable[[int, int], None]
 """Callback with the number of bytes checked so far and the total number of bytes."""
@@ -51,7 +51,7 @@ class VerifyReport:
     kind: str
     """``hpcaccel``, ``dcp``, ``safetensors`` or ``torch``."""
     bytes: int = 0
-    """Number of bytes compared with a CRC."""
+    """Number of bytes that the checked CRCs cover."""
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What was not checked, and why."""
@@ -100,7 +100,7 @@ def verify_ours(path: Path, on_progress: OnProgress = lambda done, total: None) 
     except (CheckpointError, ValueError, KeyError, TypeError) as error:
         # Without the index, check the CRCs of whole files.
         report.problems.append(
-            str(error) if isinstance(error, CheckpointError) else f"{path / sealed.INDEX}: {error!r}"
+            str(error) if isinstance(error, CheckpointError) else f"{path / sealed.INDEX} is invalid: {error!r}"
         )
         spans = list(_whole_files(manifest, set(manifest["files"]) - {sealed.INDEX}))
     else:
@@ -196,7 +196,7 @@ def covering_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
             return f"the chunk at {list(at)} of shape {list(size)} is not inside shape {list(shape)}"
     covered, whole = sum(math.prod(size) for _, size in boxes), math.prod(shape)
     if covered < whole:
-        return f"{whole - covered} of its {whole} elements are not in any chunk"
+        return f"number of elements: {covered} in the chunks, {whole} in the tensor"
     if (twins := _overlapping(boxes)) is not None:
         return f"the chunks at {list(twins[0][0])} and {list(twins[1][0])} overlap"
     return None

@@ -21,7 +21,7 @@ SHARED_TREE = "tree"
 """Key of the tree shared by all ranks."""
 
 BLOCK_BYTES = 4 << 20
-"""Size of one read of a file."""
+"""Maximum size of one read of a file."""
 
 _ODD_SIZES = {"bool": 1, "bfloat16": 2, "float4_e2m1fn_x2": 1}
 
@@ -122,7 +122,7 @@ class Contents:
         """All bytes of a tensor that consists of one chunk.
 
         Raises:
-            Damaged: the bytes differ from the committed ones.
+            Damaged: the bytes differ from the committed ones, or the index does not have one chunk of the tensor.
         """
         tensor = self.tensors.get(key)
         if tensor is None or len(tensor.chunks) != 1:

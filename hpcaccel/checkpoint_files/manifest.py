@@ -1,8 +1,8 @@
 """Read and verify the manifest and the index of a checkpoint, without torch.
 
-``COMMITTED`` contains size and CRC of every other file, and the CRC of its own canonical JSON. ``index.json`` contains
-the location of each tensor: file, offset, length and CRC of each chunk. The manifest's CRC therefore protects the
-index, and the index protects every byte.
+``COMMITTED`` contains size and CRC of the ranks' files and of the index, and the CRC of its own canonical JSON.
+``index.json`` contains the location of each tensor: file, offset, length and CRC of each chunk. The manifest's CRC
+therefore protects the index, and the index protects every byte of the ranks' files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def seal(manifest: dict[str, Any]) -> bytes:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read the manifest of the checkpoint ``path``, and verify its CRC and the sizes of all files.
+    """Read the manifest of the checkpoint ``path``, and verify its CRC and the sizes of the files that it lists.
 
     Raises:
         Damaged: the manifest or a file size differs from the committed one.

@@ -18,8 +18,8 @@ __all__ = ["Record", "read_pickle"]
 
 
 class Record:
-    """Replacement for an object. ``values`` are the constructor's arguments. A pickled dict becomes attributes, any
-    other pickled state becomes ``state``."""
+    """Replacement for an object. ``values`` are the constructor's arguments. The items of a dict as pickled state
+    become attributes; any other state becomes ``state``."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -54,7 +54,7 @@ def read_pickle(path: Path, names: Mapping[str, Any]) -> Any:
         names: replacements of classes and functions, by ``module.name``.
 
     Raises:
-        Damaged: the file refers to any other class or function, or is not a complete pickle.
+        Damaged: the file is missing, refers to any other class or function, or is not a complete pickle.
     """
     try:
         with path.open("rb") as file:

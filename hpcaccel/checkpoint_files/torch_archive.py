@@ -67,7 +67,7 @@ def _opened(path: Path, offset: int, length: int | None) -> Iterator[zipfile.Zip
 def archive_problem(
     path: Path, offset: int = 0, length: int | None = None, *, data_bytes: int | None = None
 ) -> str | None:
-    """How the archive at ``offset`` is damaged; None if the CRC of every record is correct.
+    """How the archive at ``offset`` is damaged; None if no damage is found. The CRC of every record is checked.
 
     Args:
         length: size of the archive in bytes; None: up to the end of the file.
@@ -91,7 +91,7 @@ def archive_problem(
 
 
 def _refuse_odd(record: zipfile.ZipInfo) -> None:
-    """Check the fields of a directory entry that torch uses and zipfile ignores. The directory has no CRC.
+    """Check the fields of a directory entry that zipfile does not check. The directory has no CRC.
 
     Raises:
         BadZipFile: the record differs from those that ``torch.save`` writes.

@@ -28,7 +28,7 @@ def _steps(directory: Path) -> set[Path]:
 
 
 def checkpoints_in(path: Path) -> list[Path]:
-    """The checkpoints at ``path``: ``path`` itself, or all checkpoints of a run or a directory, oldest first.
+    """The checkpoints at ``path``: ``path`` itself, or all checkpoints of a run or a directory, by step or by name.
 
     Raises:
         CheckpointError: ``path`` does not exist or contains no checkpoint.

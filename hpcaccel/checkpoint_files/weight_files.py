@@ -79,7 +79,7 @@ class Form(NamedTuple):
         return [self.single] if count == 1 else [self.part(number + 1, count) for number in range(count)]
 
     def owns(self, name: str) -> bool:
-        """Whether ``name`` is a file of a saved model in this format."""
+        """Whether ``name`` is the name of a weight file or an index in this format."""
         parts = re.escape(self.stem) + r"-\d{5}-of-\d{5}" + re.escape(self.suffix)
         return name in (self.single, self.index_name) or re.fullmatch(parts, name) is not None
 

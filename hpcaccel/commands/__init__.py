@@ -1,6 +1,6 @@
-"""Accelerate's import path of its commands: every name raises what to use instead.
+"""Accelerate's import path of its commands. None is supported: the error of an import lists the replacements.
 
-Its submodules (``launch``, ``config`` and others) are made in ``compat.import_paths``, without a file each.
+Its submodules (``launch``, ``config`` and others) are created at import by ``compat.import_paths``; they have no files.
 """
 
 from hpcaccel.runtime.compat.import_paths import find_in_commands as __getattr__  # noqa: F401

@@ -33,17 +33,18 @@ def render(
     """Render the batch script and return its text.
 
     Args:
-        run_dir: the run directory; for an array, its parent directory. It must exist when the job starts, and so must
-            each ``tasks/<i>`` of an array: Slurm does not create the directory of a log.
+        run_dir: the run directory; for an array, the directory that contains ``tasks``. It must exist when the job
+            starts, and so must each ``tasks/<i>`` of an array: Slurm may not create the directory of a log.
         python: absolute path of the interpreter that runs the supervisor.
-        profile: the cluster's profile, for its variables and its template directory.
+        profile: the cluster's profile, for its variables, excluded nodes and templates.
         array_size: number of tasks; None for a single job.
         header: the entries of the comment at the top (hash, commit, version), in this order.
         workdir: working directory of the ranks if the spec sets none; by default the current directory.
         template: a template file, or a directory of templates, to use instead of the profile's.
 
     Raises:
-        SpecError: a value cannot be written into a script, or the user's template cannot be rendered.
+        SpecError: a value or a variable's name is not allowed in a script, or the user's template does not exist or
+            cannot be rendered.
     """
     names = template_names(
         spec,

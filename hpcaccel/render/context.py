@@ -47,7 +47,7 @@ def template_names(
     """All variables of a template, by name.
 
     Raises:
-        SpecError: a value cannot be passed to bash or Slurm.
+        SpecError: the name of an environment variable, or the path of the run directory, is not allowed.
     """
     slurm = backend == "slurm"
     environment = spec.environment
@@ -124,12 +124,12 @@ def _requeue(spec: JobSpec) -> tuple[str, str | None]:
 
 def _refuse_variables_of_bash(names: list[str]) -> None:
     problems = [
-        f"environment.env.{name}: bash sets this variable itself; use another name"
+        f"environment variable {name}: bash sets it itself; use another name"
         for name in names
         if name in VARIABLES_OF_BASH
     ]
     problems += [
-        f"environment.env.{name}: names with this prefix are reserved for the batch script; use another name"
+        f"environment variable {name}: the prefix hpcaccel_ is reserved for the batch script; use another name"
         for name in names
         if name.startswith("hpcaccel_")
     ]
@@ -145,7 +145,7 @@ def checked(value: object) -> str:
     """Convert a value to text that fits on one line.
 
     Raises:
-        SpecError: the value does not fit on one line, or is neither text nor a number.
+        SpecError: the value contains a line break, NUL or invalid Unicode, or is neither text nor a number.
     """
     if not isinstance(value, str | int | float) or isinstance(value, bool):
         raise SpecError(f"{value!r} cannot be written into a batch script: only strings and numbers can")
@@ -155,7 +155,7 @@ def checked(value: object) -> str:
         return text
     what = {"\0": "a NUL character", "\n": "a line break", "\r": "a carriage return"}.get(found[0], "invalid Unicode")
     shown = text if len(text) <= 80 else f"{text[:77]}..."
-    raise SpecError(f"{shown!r} contains {what}, which is not allowed in a batch script: write the value on one line")
+    raise SpecError(f"{shown!r} contains {what}, which is not allowed in a batch script: remove it")
 
 
 def shell(value: object) -> str:
@@ -185,7 +185,7 @@ def pattern(path: str) -> str:
     """Escape a path for ``--output``, where Slurm expands ``%j`` and similar patterns.
 
     Raises:
-        SpecError: the path contains a backslash, which Slurm removes from such a path.
+        SpecError: the path contains a backslash, which Slurm removes from such a path, or does not fit on one line.
     """
     if "\\" in path:
         raise SpecError(f"the run directory {path!r} contains a backslash, which Slurm removes from log paths")

@@ -42,7 +42,7 @@ def fill(names: Mapping[str, Any], *, own: Path | None) -> str:
     """Render the user's template ``own``; if it is None, hpcaccel's template.
 
     Raises:
-        SpecError: a template cannot be read or rendered; the message has its file and line.
+        SpecError: a template cannot be read or rendered, or a value cannot be quoted.
     """
     environment = _environment(own)
     template = NAME if own is None else f"own:{own.name}"
@@ -104,7 +104,7 @@ def _loader(own: Path | None) -> jinja2.BaseLoader:
 
 
 class _Renamed(jinja2.BaseLoader):
-    """Loads one template of another loader under a name that no file has."""
+    """Loads one template of another loader under a different name."""
 
     def __init__(self, name: str, real: str, loader: jinja2.BaseLoader) -> None:
         self._name, self._real, self._loader = name, real, loader
@@ -116,7 +116,7 @@ class _Renamed(jinja2.BaseLoader):
 
 
 def _place(error: BaseException, own: Path | None) -> str:
-    """File and line of the innermost template in a traceback."""
+    """File and line of the innermost template in a traceback; only the file if no template is in it."""
     place = str(own or NAME)
     trace = error.__traceback__
     while trace is not None:

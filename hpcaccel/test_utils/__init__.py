@@ -1,6 +1,6 @@
-"""Accelerate's import path of aids for tests. Most of them guard Accelerate's own tests and raise when imported.
+"""Accelerate's import path of test helpers. Those for Accelerate's own tests raise an ImportError with replacements.
 
-Its submodules (``testing``, ``training``) are made in ``compat.import_paths``, without a file each.
+Its submodules (``testing``, ``training``) are created at import by ``compat.import_paths``; they have no files.
 """
 
 from hpcaccel.runtime.compat.import_paths import find_in_test_utils as __getattr__  # noqa: F401

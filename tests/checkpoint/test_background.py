@@ -317,7 +317,7 @@ def test_snapshot_too_large_for_the_memory_of_the_node_is_refused(monkeypatch):
     assert free is None or free > 0
     monkeypatch.setattr(snapshot_memory, "available_bytes", lambda: 10_000)
     assert snapshot_memory.no_room(4000, of=2) is None
-    assert "0.00 GB on each of this node's 3 ranks does not fit" in (snapshot_memory.no_room(4000, of=3) or "")
+    assert "per rank (ranks on this node: 3) does not fit in 90% of" in (snapshot_memory.no_room(4000, of=3) or "")
 
 
 # -- in a training loop ------------------------------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def test_unsupported_conversion_is_refused_with_the_reason(fsdp, tmp_path):
         (ConvertRequest(ours, "x", "torch", model=1), "has no model 1"),
         (ConvertRequest(ours, "x", "torch", part="model"), "--part applies to checkpoints of other programs"),
         (ConvertRequest(stock, "x", "torch", model=0), "--model applies to hpcaccel's checkpoints"),
-        (ConvertRequest(stock, "x", "torch", part="nothing"), "--part 'nothing' is not in"),
+        (ConvertRequest(stock, "x", "torch", part="nothing"), "--part: there is no entry 'nothing' in"),
         (ConvertRequest(stock, "x", "torch", whole=True), "--whole converts an hpcaccel checkpoint"),
         (ConvertRequest(ours, "x", "torch", dtype="int8"), "floating-point"),
         (

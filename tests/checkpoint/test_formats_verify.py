@@ -32,7 +32,7 @@ def test_covering_problem_finds_gaps_overlaps_and_boxes_outside():
     assert covering_problem((4, 6), [((0, 0), (2, 6)), ((2, 0), (2, 3)), ((2, 3), (2, 3))]) is None
     assert covering_problem((), [((), ())]) is None
     assert covering_problem((0, 3), []) is None
-    assert "4 of its 24 elements" in covering_problem((4, 6), [((0, 0), (2, 6)), ((2, 0), (2, 4))])
+    assert "20 in the chunks, 24 in the tensor" in covering_problem((4, 6), [((0, 0), (2, 6)), ((2, 0), (2, 4))])
     assert "overlap" in covering_problem((4, 6), [((0, 0), (3, 6)), ((2, 0), (2, 6))])
     assert "overlap" in covering_problem((2, 2), [((0, 0), (2, 2)), ((0, 1), (1, 1))])
     assert "not inside" in covering_problem((4,), [((2,), (3,))])

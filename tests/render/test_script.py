@@ -239,7 +239,7 @@ def test_variable_known_to_bash_is_exported_or_refused(shell: Shell, name: str) 
     if name == "PATH":
         value = f"{shell.bin}:/usr/bin:/bin:/with blank"
     if name in REFUSED:
-        with pytest.raises(SpecError, match=f"environment.env.{name}: bash sets this variable itself"):
+        with pytest.raises(SpecError, match=f"environment variable {name}: bash sets it itself"):
             start(shell, environment={"env": {name: value}})
     else:
         assert start(shell, environment={"env": {name: value}}).env[name] == value

@@ -1,7 +1,7 @@
 """Conversion of checkpoints from and to files of other programs.
 
 Sources and targets exchange a ``WeightSource``: a model's tensors by name. A tensor is read when it is written, so that
-one is in memory at a time; only ``torch.save`` files in the format before torch 1.6 are loaded as a whole. ``hpcaccel
+few are in memory at a time; ``torch.save`` files in the format before torch 1.6 are loaded as a whole. ``hpcaccel
 checkpoint convert`` runs ``python -m hpcaccel.checkpoint.formats``.
 """
 
@@ -54,7 +54,7 @@ def convert(
         the user.
 
     Raises:
-        CheckpointError: the source is damaged, of an unknown kind, or does not fit the request.
+        CheckpointError: the source is damaged, of an unknown kind, or does not fit the request; or the target exists.
     """
     path, target = Path(request.source), Path(request.target)
     if request.whole:
@@ -76,7 +76,7 @@ def convert(
             names = write_safetensors(target, source.weights, max_shard_bytes=request.max_shard_bytes, wrote=wrote)
         else:
             names = write_ours(target, source, origin=f"{source.kind} {path}", wrote=wrote)
-            notes.append("it contains only model weights: a training that loads it starts at step 0")
+            notes.append("the checkpoint contains only model weights: a training that loads it starts at step 0")
         files = [str(target / name) for name in names]
     return _summary(files, source.weights, notes)
 

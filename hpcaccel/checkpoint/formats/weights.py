@@ -97,7 +97,7 @@ def _at(saved: Mapping[Any, Any], part: str, where: object) -> Mapping[Any, Any]
         if isinstance(inner, Mapping):
             return _at(inner, ".".join(keys[count:]), where)
     available = ", ".join(map(str, list(saved)[:_SHOWN]))
-    raise CheckpointError(f"--part {part!r} is not in {where} (has: {available})")
+    raise CheckpointError(f"--part: there is no entry {part!r} in {where} (keys at this level: {available})")
 
 
 def _flat(saved: Mapping[Any, Any]) -> dict[str, Any]:
