@@ -53,7 +53,7 @@ def _code(arguments: list[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    # The other subcommands print JSON lines to standard output, so they log to standard error.
+    # Some of the other subcommands print JSON lines to standard output, so the others log to standard error.
     configure(to_stderr=arguments[:1] not in (["batch"], ["supervise"], ["work"], ["trial"], ["setup-failed"]))
     for commands in (_batch_step, _ranks, _node_steps):
         if (code := commands(arguments)) is not None:
@@ -129,7 +129,7 @@ def _ranks(arguments: list[str]) -> None:
 
 
 def _node_steps(arguments: list[str]) -> int | None:
-    """Subcommands for steps on the nodes before and after the ranks. They print results as JSON lines."""
+    """Subcommands for steps on the nodes before and after the ranks. They report in JSON lines on standard output."""
     match arguments:
         case ["import-image", directory, runtime]:
             from hpcaccel.node.environment.containers import import_for

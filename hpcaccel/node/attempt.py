@@ -4,7 +4,7 @@ The supervisor makes an ``Attempt`` for each start and calls ``run``, which goes
 
 1. ``begin``: make ``attempts/<n>/`` and append the start line to the ledger.
 2. ``_prepare_nodes``: wait for free disk space, import the container's image, check the nodes, stage the data. A
-   failure here ends the attempt before any rank has started.
+   verdict here ends the attempt before any rank has started.
 3. ``_start``: start the components (programs beside the ranks), then the ranks.
 4. ``_watch``: until the last rank has ended, wait for signals, and once a second check for requests, the time limit
    (``StopSequence``), hangs (``HangWatch``) and failed components.
@@ -132,8 +132,8 @@ class Attempt:
     # -- before the ranks -----------------------------------------------------------------------------------------
 
     def _prepare_submitit(self) -> None:
-        """Remove the results of earlier attempts, because submitit accepts any result that it finds. Link the pickle
-        under this job's ID, where submitit waits for it: a submit command killed after sbatch has not linked it."""
+        """For a Python function: remove results of earlier attempts, because submitit accepts any result. Link the
+        pickle under this job's ID, where submitit waits for it: a submit command that was killed may not have."""
         run = self.job.run
         if not self.job.launch.callable:
             return
@@ -155,7 +155,7 @@ class Attempt:
         return self.decide(1, self.job.scheduler.query(), failure)
 
     def _wait_for_room(self) -> Failure | None:
-        """Wait some minutes if the run directory lacks space. Returns the failure if it still does after that."""
+        """Wait while the disk is full or not writable. Returns the failure if time runs out, not after a stop."""
         ends = self.job.ledger.ends
         checks = self.job.launch.resilience.preflight != "off"
         wait = wait_before_start(self.job.run, ends[-1] if ends else None, checks=checks)

@@ -1,8 +1,8 @@
 """The batch step: a small process that starts a run's supervisor, or a sweep's worker, and restarts it if it is killed.
 
-Slurm does not requeue a job whose batch script has failed, so this process must survive and restart its child. It
-forwards signals to the child, kills the processes that a killed child has left behind before it starts the next one,
-and exits with the child's exit code.
+By default Slurm does not requeue a job whose batch script has failed, so this process must survive and restart its
+child. It forwards signals to the child, kills the processes that a killed child has left behind before it starts the
+next one, and exits with the child's exit code.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
-"""Signals that each process of the batch step blocks and receives with ``sigwait`` or ``sigtimedwait``."""
+"""Signals that the batch step, supervisors and workers block and receive with ``sigwait`` or ``sigtimedwait``."""
 
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
@@ -89,8 +89,8 @@ def shell_code(code: int) -> int:
 
 
 MARK = "HPCACCEL_BATCH"
-"""Environment variable: ``<process id>:<its start in clock ticks>:<seconds since the epoch>`` of the batch step. All
-descendants of the batch step inherit it."""
+"""Environment variable: ``<process id>:<its start in clock ticks>:<seconds since the epoch>`` of the batch step. Its
+descendants inherit it."""
 KILLED = "HPCACCEL_KILLED"
 """Environment variable: number of the signal that killed the previous supervisor or worker."""
 START_AGAIN = 86
@@ -126,7 +126,8 @@ class BatchStep:
     """Starts the child, forwards signals to it, and restarts it if it is killed.
 
     Args:
-        command: the child's command line: Python, the node program, ``supervise`` or ``work``, a directory.
+        command: the child's command line: Python, the node program, ``supervise`` or ``work``, a directory, a worker's
+            index.
         script: the batch script, which a requeue on the local backend runs again.
         give_up: see ``run_batch``.
     """
@@ -186,7 +187,7 @@ class BatchStep:
         return code
 
     def _wait(self, seconds: float) -> None:
-        """Wait ``seconds``, or until a signal arrives. The next child gets that signal."""
+        """Wait ``seconds``, or until a signal other than SIGCHLD arrives. The next child gets that signal."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             received = signal.sigtimedwait(WATCHED, left)
@@ -241,7 +242,7 @@ def is_our_parent() -> bool:
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """Processes on this node that belong to the batch step, except this process, see proc(5)."""
+    """Processes on this node that have inherited ``mark``, except this process, see proc(5)."""
     wanted = f"{MARK}={mark}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

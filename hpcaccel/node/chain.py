@@ -1,6 +1,6 @@
 """A job of a chain: continues the run where the previous job ended, and submits the jobs that follow.
 
-If a site forbids requeue, or preempts by cancelling, a run uses several jobs of one script. They are pending in the
+If a site forbids requeue, or preempts by cancelling, a run can use several jobs of one script. They are pending in the
 queue, each dependent on the end of all earlier ones; ``RunRecord.links`` lists them. The next job must be in the queue
 before a job starts, because a job may be killed without notice at any moment. So some jobs are submitted in advance
 (``resilience.chain_ahead``), and each job submits one more when it starts. Submitting all jobs at once would fill the
@@ -116,7 +116,7 @@ class ChainedAllocation(SlurmAllocation):
         return None
 
     def _close(self, ledger: Ledger, job_id: str) -> AttemptEnd | None:
-        """Write the end line of a job that was killed before it could. Returns the line, None if it needs none."""
+        """Write the end line of an earlier job if it needs one. Returns the line, or None."""
         state = self._final_state(job_id)
         started = ledger.unfinished()
         if started is not None and started.job_id == job_id:

@@ -1,8 +1,9 @@
 """Decides how an attempt ended and what follows, as a pure function of the evidence.
 
-``outcome.json`` takes precedence over the exit code: with ``--kill-on-bad-exit`` srun kills the other ranks when one
-exits with an error, and srun's own exit code is then 137 or 143. Without an outcome, exit code 0 counts as completed
-unless the program may have been stopped. Any other code is a failure unless a stop or the scheduler explains it.
+``outcome.json`` takes precedence over exit codes above 128: with ``--kill-on-bad-exit`` srun kills the other ranks when
+one exits with an error, and srun's own exit code is then 137 or 143. Without an outcome, exit code 0 counts as
+completed unless the program may have been stopped. Any other code is a failure unless a stop or the scheduler explains
+it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ __all__ = ["Evidence", "Verdict", "decide"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """The input of ``decide``, collected after the last rank has ended."""
+    """The input of ``decide``, collected when no rank is running."""
 
     exit_code: int
     outcome: Outcome | None
@@ -47,7 +48,8 @@ class Verdict:
     reason: Reason
     decision: Decision
     by_scheduler: bool = False
-    """The scheduler requeues the job by itself. Another requeue would be refused, or would undo a cancel."""
+    """The scheduler itself requeues the job or starts the next one of its chain. Another requeue would be refused, or
+    would undo a cancel."""
     error_class: str | None = None
     detail: str = ""
     advice: str = ""

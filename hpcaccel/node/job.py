@@ -88,8 +88,8 @@ class Job:
         )
 
     def write_end(self, line: AttemptEnd) -> None:
-        """Append ``line`` to the ledger. If the disk is full, wait until it is writable, except before a requeue: then
-        the next start of the job can write the line from the attempt's files."""
+        """Append ``line`` to the ledger. If the disk is full, retry for up to 10 minutes, except before a requeue:
+        then the next start of the job can write the line from the attempt's files."""
         if_possible(lambda: complete_timing(self.run, line.attempt))
         if line.decision == "requeue":
             if_possible(lambda: self.ledger.end(line))
@@ -104,7 +104,7 @@ class Job:
 
 
 def unmet_dependency(launch: LaunchSpec) -> str:
-    """Why this run must not start, in a sentence; empty if every run in ``after`` has ended as required.
+    """Why this run must not start, in a sentence; empty if no run in ``after`` forbids it.
 
     Slurm starts the job once those runs are over, but its own check does not cover how a chain has ended. Arrays are
     not checked here: they have no ledger of their own, and Slurm's check is enough for them.

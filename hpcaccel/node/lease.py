@@ -67,7 +67,7 @@ def _refuse_a_stranger(run: RunDir, job_id: str) -> None:
 
 
 def _other_job(run: RunDir, job_id: str) -> str | None:
-    """The run's newest job if ``job_id`` is not one of its jobs, else None."""
+    """The run's newest job if ``job_id`` is a Slurm job that is not one of the run's; else None."""
     record = read_json(run.record) or {}
     jobs = record.get("job_ids", [])
     known = {*jobs, *record.get("links", [])}
@@ -93,7 +93,8 @@ def _alive(holder: Lease, job_id: str) -> bool:
 
 
 def _known(job_id: str) -> QueueEntry | JobInfo | None:
-    """A job's state in Slurm, or None. A job that squeue does not list may still exist, so scontrol is queried too."""
+    """A job in Slurm, or None if it is unknown or Slurm does not respond. A job that squeue does not list may still
+    exist, so scontrol is queried too."""
     slurm = Slurm()
     try:
         return slurm.queue([job_id]).get(job_id) or slurm.job(job_id)
@@ -102,8 +103,8 @@ def _known(job_id: str) -> QueueEntry | JobInfo | None:
 
 
 def _same_job_alive(holder: Lease) -> bool:
-    # Slurm never runs two starts of a job at once, so an earlier start of this job has ended, unless its process is
-    # still found on this host.
+    # Slurm starts a job again when its earlier start has ended or that start's node is considered dead. So the earlier
+    # start counts as alive only if its process is found on this host.
     return holder.pid != os.getpid() and _process_alive(holder)
 
 

@@ -31,7 +31,7 @@ STUCK = 2
 
 @dataclass(kw_only=True)
 class Ledger(RunLedger):
-    """The ledger with methods to append to it, for its only writer: the run's supervisor."""
+    """The ledger with methods to append to it, for its only writer, the batch step."""
 
     path: Path
 
@@ -88,7 +88,8 @@ class Ledger(RunLedger):
 
         Args:
             reason: why Slurm ended the job, if that is known; default: the reason of the last stop, else ``lost``.
-            decision: what follows; default: what the last stop requested, else a requeue.
+            decision: what follows, unless a pause or prune was requested; default: what the last stop requested, else
+                a requeue.
             killed: what was killed, for the line's text.
             why: explanation, for the line's text.
         """
@@ -134,7 +135,7 @@ def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
 
 
 def _reached(line: AttemptEnd) -> int:
-    """The last step that is known to be saved.
+    """The last step that is assumed to be saved.
 
     This is the step of the newest checkpoint, or the step from which this attempt resumed if that is later. For a
     program that writes its own checkpoints, the attempt resumed just before the first step in its metrics. If neither
@@ -170,7 +171,7 @@ def read_outcome(run: RunDir, attempt: int) -> Outcome | None:
 
 
 def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
-    """The fields of an end line for the attempt's progress: first and last step, and the newest checkpoint."""
+    """The fields of an end line for the attempt's progress: its first and last steps, and the newest checkpoint."""
     steps = read_steps(run, attempt, LoggedSteps.of(Logged(run).read()).get(attempt))
     newest, outcome = checkpoint_files.newest(run.checkpoints), read_outcome(run, attempt)
     name, step = (newest.name, newest.step) if newest else (None, None)

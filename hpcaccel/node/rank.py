@@ -1,10 +1,10 @@
-"""The shims on the nodes: one execs a rank's program, the other a node's torchrun.
+"""The ranks' shims on the nodes: one execs a rank's program, the other a node's torchrun.
 
-A shim sets the same environment for every launcher, opens the rank's log, then calls exec, so that ``__main__``, the
-exit code and the memory are the program's own. For a cooperative program it blocks SIGTERM and SIGUSR2 first: the
-signal mask and pending signals survive exec, so a signal that arrives during ``import torch`` is delivered once the
-runtime has installed its handlers and unblocked them. The shim of torchrun blocks them too: Slurm sends a step's
-signals to every process in it, and torchrun would end its ranks in the middle of a training step.
+A rank's shim sets the same environment for every launcher, opens the log if needed, then calls exec, so that
+``__main__``, the exit code and the memory are the program's own. For a cooperative program it blocks SIGTERM and
+SIGUSR2 first: the signal mask and pending signals survive exec, so a signal that arrives during ``import torch`` is
+delivered once the runtime has installed its handlers and unblocked them. The shim of torchrun blocks them
+too: Slurm sends a step's signals to every process in it, and torchrun would end its ranks in the middle of a step.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ def _command(run: RunDir, launch: LaunchSpec, environment: dict[str, str]) -> li
 
 
 def program(arguments: Sequence[str], launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
-    """The program's command line, with ``{python}`` replaced by the path of the interpreter."""
+    """The program's command line, with a leading ``{python}`` replaced by the interpreter."""
     return [python_of(launch, environment), *arguments[1:]] if arguments[0] == "{python}" else list(arguments)
 
 
 def python_path(launch: LaunchSpec, environment: Mapping[str, str]) -> str:
-    """PYTHONPATH with the run's copied code first."""
+    """PYTHONPATH with the run's own directories first."""
     return os.pathsep.join([*launch.pythonpath, *filter(None, [environment.get("PYTHONPATH")])])
 
 
@@ -208,7 +208,7 @@ def _for_submitit(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
 
 
 def torchrun_arguments(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], python: str) -> list[str]:
-    """torchrun's arguments. ``--max-restarts=0``, because the supervisor decides about restarts."""
+    """torchrun's arguments. ``--max-restarts=0``, because the supervisor decides on restarts."""
     return [
         f"--nnodes={launch.nodes}",
         f"--nproc-per-node={launch.ranks_per_node}",

@@ -1,4 +1,4 @@
-"""Stopping the ranks of an attempt: on a signal, on a request from a user or a rank, or before the time limit.
+"""Stopping the ranks of an attempt: on a signal, on a request, or before the time limit.
 
 ``StopSequence.update`` is called at each signal and once a second. If the ranks must stop, it
 
@@ -6,7 +6,7 @@
 2. signals the ranks, which save a checkpoint and exit;
 3. kills ranks that are still running when their time is up.
 
-Before a time limit it starts early enough for the measured duration of steps and saves (``Pace``).
+How early it starts before a time limit depends on the measured duration of steps and saves (``Pace``).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Pace:
 
     @property
     def needed_seconds(self) -> float:
-        """Time from the signal to the last rank's exit. A rank sees the stop at the end of a step, and all ranks agree
-        on it in the next step; one of the two may be the slowest step."""
+        """Estimated time from the signal to the last rank's exit. A rank sees the stop at the end of a step, and all
+        ranks agree on it in the next step; one of the two may be the slowest step."""
         steps = self.slowest_step_seconds + self.step_seconds
         return steps + self.save_seconds * (1 + MARGIN_OF_SAVE) + MARGIN_SECONDS
 
 
 def read_pace(run: RunDir, attempt: int) -> Pace | None:
-    """The pace of this attempt, or None if no save has been measured yet.
+    """The pace of this attempt, or None if no save has been measured yet or the file cannot be read.
 
     Until the first save of an attempt, ``timing.json`` contains the slowest save of the previous attempt.
     """
@@ -82,7 +82,7 @@ def read_pace(run: RunDir, attempt: int) -> Pace | None:
 
 def lead_seconds(pace: Pace | None, *, warning_seconds: float, limit_seconds: float) -> float:
     """How many seconds before the time limit to stop the ranks: ``warning_seconds``, or more if steps and saves need
-    more. That is at most half of ``limit_seconds``, the length of the limit, so that the job also trains."""
+    more, but then at most half of ``limit_seconds``, the length of the limit, so that the job also trains."""
     if pace is None:
         return warning_seconds
     needed = pace.needed_seconds + LEAVE_BEFORE_END_SECONDS
@@ -128,7 +128,7 @@ def forecast(pace: Pace | None, request: StopRequest) -> str:
 READ_PACE_SECONDS = 15.0
 """Longest interval between readings of the pace; shorter close to the time limit."""
 KILL_AGAIN_SECONDS = 10.0
-"""Ranks that still run this long after a kill are killed again."""
+"""Ranks that are still running this long after a kill are killed again."""
 PRUNED_SECONDS = 60.0
 """Longest time that a pruned trial gets to exit. It saves nothing, and other trials need its nodes."""
 WRITE_END_SECONDS = 5.0
@@ -137,13 +137,13 @@ KillWait."""
 
 
 class StopSequence:
-    """Stops the ranks of one attempt, at most once for each kind of stop (``then``)."""
+    """Stops the ranks of one attempt. Repeating a request of the same kind (``then``) changes nothing."""
 
     def __init__(self, run: RunDir, launch: LaunchSpec, scheduler: SchedulerView, *, attempt: int) -> None:
         self.request: StopRequest | None = None
         """The last request to the ranks."""
         self.cancel_requested = False
-        """Whether a user cancelled the job, so that it ends for good."""
+        """Whether the job was cancelled, so that it ends for good."""
         self._run = run
         self._launch = launch
         self._scheduler = scheduler
@@ -168,11 +168,7 @@ class StopSequence:
         self.check_time(ranks)
 
     def handle_signal(self, ranks: RankProcesses, number: int) -> None:
-        """Stop the ranks if the signal requires it.
-
-        SIGUSR2: the time limit is near, or a preemption with grace time has begun. SIGTERM: a preemption without grace
-        time, a cancel, or a user's own ``kill``.
-        """
+        """Stop the ranks if the signal requires it, see ``signal_meaning``."""
         received = time.time()
         scheduler, allocation = self._scheduler, self._scheduler.allocation
         if number != signal.SIGUSR2:
@@ -199,7 +195,7 @@ class StopSequence:
             self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
     def handle_requests(self, ranks: RankProcesses) -> None:
-        """Handle requests to stop in the run directory, written by users or by the ranks themselves."""
+        """Handle requests to stop in the run directory, and a signal that only the ranks have received."""
         if self.request is None and has_signal_mark(self._run, self._attempt):
             # In a preemption with grace time Slurm signals the ranks but not the batch step.
             status = self._scheduler.query(patient=False)
@@ -211,7 +207,7 @@ class StopSequence:
             self._stop(ranks, request.reason, then=request.then)
 
     def handle_late_cancel(self) -> None:
-        """Record a cancel that arrived while the ranks exited on their own."""
+        """Record a cancel that arrived after the last check for requests."""
         for name, request in open_requests(self._run):
             if request.then == "cancel":
                 mark_honoured(self._run, name)
@@ -235,13 +231,14 @@ class StopSequence:
             self.kill(ranks)
 
     def kill(self, ranks: RankProcesses) -> None:
-        """Kill the ranks, and repeat it after 10 seconds if some still run."""
+        """Kill the ranks, and repeat it later if some are still running."""
         ranks.kill()
         # In a job that is being terminated, srun would wait for its step for too long: kill it at the next check.
         self._kill_at = time.monotonic() + (0.0 if self._killed_at else KILL_AGAIN_SECONDS)
 
     def _stop(self, ranks: RankProcesses, reason: Reason, *, then: str = "requeue") -> None:
-        """Write the request to stop, then signal the ranks. A repeated request changes nothing."""
+        """Write the request to stop, then signal the ranks. A repeated request changes nothing; after a prune, another
+        request only brings the kill forward."""
         if self.request is not None and self.request.then == then:
             return
         self._read_pace()
@@ -285,7 +282,7 @@ class StopSequence:
         self._pace = read_pace(self._run, self._attempt) or self._pace
 
     def _left(self, reason: Reason) -> float | None:
-        """Seconds until the scheduler kills the processes, or None if it does not."""
+        """Seconds until the scheduler kills the processes, or None if it does not or the time is unknown."""
         if reason not in ("time_limit", "preempted") or self._scheduler.end_time is None:
             return None
         return self._scheduler.end_time - time.time()

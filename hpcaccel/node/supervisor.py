@@ -4,15 +4,14 @@
 
 1. ``_close_lost``: an attempt without an end line was killed together with its supervisor. Write its end.
 2. ``_code_if_over``: Slurm may start a job whose run is over. The job exits with the exit code of the run's end.
-3. ``_end_before_start``: apply requests that were made while the job was pending, unmet dependencies, and the run's
-   caps.
-4. ``_leave_excluded_nodes``: requeue a job that started on a node which the run excludes.
+3. ``_end_before_start``: check for requests made while the job was pending, unmet dependencies, and the run's caps.
+4. ``_leave_excluded_nodes``: requeue a job that started on an excluded node, if that may help.
 5. Run the lines of ``environment.setup_per_node``, once per node.
-6. Run attempts (``attempt.py``) until one ends with another decision than ``restart``.
+6. Run attempts (``attempt.py``) until one ends with a decision other than ``restart``.
 7. Remove staged data, then requeue or end; the exit code is the batch step's.
 
-The process has one thread and no signal handlers. It blocks the signals of ``WATCHED`` and waits for them, so that no
-signal interrupts other code.
+The process has no signal handlers. It blocks the signals of ``WATCHED`` and waits for them, so that they interrupt no
+other code.
 """
 
 from __future__ import annotations
@@ -55,15 +54,15 @@ def supervise(run: RunDir) -> int:
 
 
 def record_killed(run: RunDir, why: str) -> int:
-    """End an attempt whose supervisors keep being killed; see ``Supervisor.give_up``. Returns the exit code."""
+    """Record that the run's supervisors keep being killed, see ``Supervisor.give_up``. Returns the exit code."""
     return _with_lease(run, lambda supervisor: supervisor.give_up(why))
 
 
 def _with_lease(run: RunDir, work: Callable[[Supervisor], int]) -> int:
-    """Call ``work`` with a supervisor of ``run``, unless the run's chain has ended. Returns the batch step's exit code.
+    """Call ``work`` with a supervisor of ``run``, unless ``Allocation.begin`` returns False. Returns the exit code.
 
     Raises:
-        RunBusy: another supervisor is alive.
+        RunBusy: see ``lease.acquire``.
     """
     launch = read_launch(run)
     allocation = current_allocation(run, launch)
@@ -82,7 +81,7 @@ def _with_lease(run: RunDir, work: Callable[[Supervisor], int]) -> int:
 
 
 def record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
-    """Write the end of an attempt whose ranks never started because a set-up line failed. Returns exit code 1."""
+    """Record an attempt whose ranks never started because a set-up line failed. Returns exit code 1."""
     allocation = current_allocation(run, read_launch(run))
     ledger = Ledger.of(run)
     ledger.close_lost(run)
@@ -140,7 +139,7 @@ class Supervisor:
         set_mask(self.job.mask)
 
     def run_attempts(self) -> int:
-        """Run attempts until one ends with another decision than ``restart``. Returns the batch step's exit code."""
+        """Run attempts until one ends with a decision other than ``restart``. Returns the batch step's exit code."""
         if (lost := self._close_lost()) is not None:
             log.info(
                 "attempt %d was killed before it could record its end (%s); recorded the end from its files",
@@ -162,7 +161,7 @@ class Supervisor:
             return exit_code_of(verdict)
 
     def give_up(self, why: str) -> int:
-        """Record that supervisors keep being killed here, and requeue if the caps allow it. Returns the exit code."""
+        """Record that supervisors keep being killed here, and requeue if that is the verdict. Returns the exit code."""
         self._close_lost(given_up=why)
         if (code := self._code_if_over()) is not None:
             return code
@@ -179,8 +178,8 @@ class Supervisor:
     # -- before the first attempt ---------------------------------------------------------------------------------
 
     def _close_lost(self, *, given_up: str = "") -> AttemptEnd | None:
-        """Write the end line of an attempt that lacks one, and return it. If the attempt ran in this start of the job,
-        kill its ranks first.
+        """Write the end line of an attempt that lacks one, and return it. If it ran in this start of a Slurm job, kill
+        its ranks first.
 
         Args:
             given_up: why no further supervisor is started here; empty if this one continues.
@@ -201,9 +200,9 @@ class Supervisor:
         )
 
     def _code_if_over(self) -> int | None:
-        """The exit code if the run, or the run's part in this job, was over before Slurm started the job; else None.
+        """The exit code if the run, or the run's part in this job, is already over; else None.
 
-        The code is that of the run's end, so that dependent jobs do not mistake a failure for a success.
+        If the run has ended, it is the code of that end, so that dependent jobs do not take a failure for a success.
         """
         code = self._code_of_the_end()
         if code is not None:
@@ -224,8 +223,8 @@ class Supervisor:
         return exit_code_of(last)
 
     def _end_before_start(self) -> int | None:
-        """Apply unmet dependencies, caps, and requests made while the job was pending. Returns an exit code if the job
-        ends here, else None."""
+        """Check for requests made while the job was pending, unmet dependencies and caps. Returns an exit code if the
+        job ends here, else None."""
         job = self.job
         for name, request in open_requests(job.run):
             if request.then in ("cancel", "pause") or pruned(request):
@@ -298,7 +297,7 @@ class Supervisor:
         return EXIT_CONTINUED
 
     def _end_again(self, verdict: Verdict) -> None:
-        """Write a second end line for the last attempt; it replaces the first one."""
+        """Write an end line that replaces the last attempt's, or the end of an attempt that has not begun."""
         if self._attempt is None:
             self._end(verdict)
         else:

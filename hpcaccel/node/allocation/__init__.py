@@ -4,9 +4,9 @@
 jobs.
 
 ``Slot`` is the share of one trial when several trials run side by side. On Slurm each trial is a step with its own
-CPUs, memory and GPUs (``--exact``), so that Slurm itself isolates them. If there are fewer GPUs than trials, or the
-number of GPUs is not divisible by the number of trials, the steps overlap and each trial uses its own part of the GPUs
-or shares one. On the local backend each trial gets its part of ``CUDA_VISIBLE_DEVICES``.
+CPUs, memory and GPUs (``--exact``), so that Slurm itself isolates them. If the number of a node's GPUs is not
+divisible by the number of trials, the steps overlap, and each trial uses its own part of the GPUs or shares one. On the
+local backend each trial gets its part of ``CUDA_VISIBLE_DEVICES``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Allocation(Protocol):
         ...
 
     def terminated(self) -> None:
-        """Record that SIGTERM has arrived or is pending."""
+        """Record that SIGTERM or SIGINT has arrived or is pending."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class Allocation(Protocol):
         ...
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
-        """The part of ``nodes`` that can be excluded so that a job of ``needed`` nodes can still start."""
+        """The part of ``nodes`` that can be excluded while a job of ``needed`` nodes can still start."""
         ...
 
     def step_state(self, job_id: str, step_id: str) -> JobState | None:
@@ -167,7 +167,7 @@ class LocalAllocation:
 SLOT = "HPCACCEL_SLOT"
 """Environment variable for ranks of overlapping steps: the slot (``number/of``) whose GPUs the rank uses."""
 _GPUS_HERE = Path("/proc/driver/nvidia/gpus")
-"""Folder with one entry per GPU of this machine."""
+"""Folder with one entry per NVIDIA GPU of this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)

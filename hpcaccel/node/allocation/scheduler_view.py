@@ -1,6 +1,6 @@
 """The scheduler's view of this allocation: when to query it, the last status, and the meaning of a signal.
 
-Each query costs time of Slurm's controller, so a supervisor queries after a signal and otherwise rarely. The
+Each query takes time on Slurm's controller, so a supervisor queries after a signal and otherwise rarely. The
 supervisors of a sweep's trials read the status that their worker shares in ``workers/<i>/job.json``: they need the
 job's times at the start of each trial, which in a sweep of short trials would be hundreds of queries a minute.
 """
@@ -33,11 +33,11 @@ QUERY_SECONDS = 60.0
 """Shortest interval between routine queries."""
 SELDOM_SECONDS = 300.0
 """Longest interval between queries. Slurm does not notify a job whose time limit was shortened, so the job polls. While
-its end is far it polls rarely, because all tasks of an array do. If less than this interval is left after the change,
+its end is far it polls rarely, because all tasks of an array poll. If less than this interval is left after the change,
 the job may notice it only by Slurm's own warning."""
 EARLY_SECONDS = 90
-"""Slurm may send its warning signal up to 60 seconds early. A warning that arrives earlier than this belongs to a limit
-that has been extended since, or was sent by a user."""
+"""Slurm may send its warning signal up to 60 seconds early. A warning more than this number of seconds early
+belongs to a limit that has been extended since, or was sent by a user."""
 WORKER_JOB = "HPCACCEL_WORKER_JOB"
 """Environment variable for a trial's supervisor: the path of ``job.json``."""
 KILL_WAIT = "HPCACCEL_KILL_WAIT"
@@ -70,11 +70,11 @@ class SchedulerView:
         self.last_status: JobStatus | None = None
         self.end_time: float | None = None
         self.granted_end_time: float | None = None
-        """The end time at the job's start. If ``end_time`` is later, the time limit was extended."""
+        """The first end time that the scheduler reported. If ``end_time`` is later, the time limit was extended."""
         self.queued_at: float | None = None
         self.allocated_at: float | None = None
         self.over_since: float | None = None
-        """When the scheduler began to terminate the allocation. Slurm does not account for the time after that."""
+        """When a query first found the allocation being terminated. Slurm does not account for the time after that."""
 
     def query(self, *, patient: bool = True) -> JobStatus:
         """Query the scheduler, see ``Allocation.status``."""
@@ -102,7 +102,7 @@ class SchedulerView:
 
     @property
     def was_extended(self) -> bool:
-        """Whether the time limit was extended since the job started."""
+        """Whether the time limit was extended since this process first queried it."""
         if self.granted_end_time is None or self.end_time is None:
             return False
         return self.end_time > self.granted_end_time + 1
@@ -143,11 +143,11 @@ def signal_meaning(
     """What signal ``number`` means, given the job's current status; None if the job continues.
 
     Args:
-        number: SIGUSR2, which Slurm sends before the time limit and at the start of a grace time; SIGTERM or SIGINT,
-            which it sends when it terminates the job; None if no signal arrived.
+        number: SIGUSR2, which Slurm sends before the time limit and at the start of a grace time; SIGTERM, which
+            it sends when it terminates the job; SIGINT, treated like SIGTERM; None if no signal arrived.
         warning_seconds: how long before the time limit Slurm was requested to send its warning.
         end_time: when the time limit is reached (seconds since the epoch).
-        was_extended: the time limit was extended since the job started.
+        was_extended: see ``SchedulerView.was_extended``.
         is_late: the end is so near that the ranks must stop now.
     """
     if status.known and not status.running:

@@ -50,16 +50,16 @@ _OF_A_TASK = (
     "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_ID", "SLURM_STEP_TASKS_PER_NODE",
     "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
-"""Variables that srun gives each task."""
+"""Variables that srun sets for each task; enroot must pass them on, too."""
 _OF_THE_HOST = re.compile(r"PATH|HOME|SHELL|PWD|OLDPWD|SHLVL|_|LD_LIBRARY_PATH|LD_PRELOAD|BASH_\w*|\w*[^\w].*")
-"""Variables that enroot does not pass on: those of the host, and names that are not identifiers (bash functions)."""
+"""Variables not passed on through enroot: those of the host, and names that are not identifiers (bash functions)."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-"""Characters of an image's name that its file name replaces by ``_``."""
+"""Characters of an image's name that are replaced by ``_`` in its file's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapped:
-    """A command wrapped to run in a container."""
+    """A command and its environment, wrapped if the ranks run in a container."""
 
     srun: list[str]
     """Options for srun, before the command; only pyxis needs any."""
@@ -191,8 +191,8 @@ def _as_in_fstab(mount: str) -> str:
 
 
 def _enroot(image: str, mounts: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """The command line of enroot. It passes only named variables on, and has no option for the working directory, to
-    which the rank's shim changes."""
+    """The command line of enroot, which passes on only named variables and has no option for the working directory:
+    the rank's shim changes to it."""
     command = ["enroot", "start", "--rw"]
     for mount in mounts:
         source, target, *flags = _as_in_fstab(mount).split(":")
@@ -279,7 +279,7 @@ def plain_uri(image: str) -> str:
 
 
 def enroot_uri(image: str) -> str:
-    """The image's URI in enroot's form, with ``#`` after the registry: ``docker://nvcr.io#nvidia/pytorch:25.09``."""
+    """The image's URI in enroot's form, with ``#`` after a registry: ``docker://nvcr.io#nvidia/pytorch:25.09``."""
     scheme, _, name = image.partition("://")
     registry, slash, rest = name.partition("/")
     is_registry = "." in registry or ":" in registry or registry == "localhost"

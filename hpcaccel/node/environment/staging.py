@@ -35,7 +35,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 def stage_directory(stage: LaunchStage, env: Mapping[str, str]) -> Path:
-    """The folder for this job's copies: the same path on every node.
+    """The folder for the copies, the same path on every node. With ``stage.keep`` jobs with the same sources share it.
 
     Raises:
         RankEnvironmentError: the path uses a variable that is not set in the job, or is not absolute.
@@ -116,7 +116,7 @@ SPARE_BYTES = 1 << 20
 
 
 class NoRoom(Exception):
-    """The node's disk is too small for the data to stage. The text is for the user."""
+    """The node's disk has too little free space for the data to stage. The text is for the user."""
 
 
 def bring(source: Path, directory: Path) -> int:

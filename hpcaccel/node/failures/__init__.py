@@ -43,7 +43,7 @@ class Cause:
     elsewhere: bool = False
     """Blame only the node named in the line, never the node of the rank whose log contains the line."""
     in_run: bool = False
-    """``errors`` apply only if the exception names a path in the run directory."""
+    """``errors`` apply only if the exception names the run directory or its checkpoints."""
     echo: bool = False
     """The symptom also appears on ranks that lost a peer because another rank failed."""
 

@@ -212,8 +212,8 @@ def _sentence(trace: _Trace, nodes: Sequence[str]) -> str:
 
 
 def _blamed(first: _Trace, traces: Sequence[_Trace], where: dict[int, str], nodes: Sequence[str]) -> list[str]:
-    """The nodes of all ranks that show this cause. Empty if all of several nodes show it: then it is not the fault of
-    a node."""
+    """The nodes of all ranks that show this cause, if it may be a node's fault. Empty if all of several nodes show it:
+    then it is not."""
     if first.cause.follows != "exclude" and first.cause.name != "hang":
         return []
     found = [

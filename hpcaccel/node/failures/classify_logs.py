@@ -103,7 +103,7 @@ def _whole_message(first: str, below: Sequence[str]) -> str:
 
 
 def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
-    """The batch step's output since this attempt began, which includes the messages of srun and slurmd."""
+    """The batch step's output since this attempt began (at most the last 64 kB). It includes messages of srun."""
     try:
         lines = read_tail(run.slurm_log).splitlines()
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
 
 
 def slurm_intervened(run: RunDir, attempt: int) -> bool:
-    """Whether the logs of this attempt contain a message of Slurm about ranks that it signalled or lost."""
+    """Whether the logs of this attempt contain a message from Slurm about ranks that it signalled or lost."""
     if any(_OF_SLURM.search(block) for log in _rank_logs(run, attempt) for block in _blocks_of_slurm(log)):
         return True
     begin = re.compile(rb"^hpcaccel: \S+ attempt %d: " % attempt, re.MULTILINE)

@@ -62,8 +62,8 @@ _ENDS = {signal.SIGTERM, signal.SIGINT}
 
 
 def retry_until_writable(write: Callable[[], T], *, run: RunDir) -> T:
-    """Retry ``write`` while the disk is full, unreachable or read-only, for up to 10 minutes or until SIGTERM or SIGINT
-    is pending. The caller must have blocked these signals, and no ranks may run. Returns the result of ``write``.
+    """Retry ``write`` while the disk is full, unreachable or not writable, for up to 10 minutes or until SIGTERM or
+    SIGINT is pending. The caller must have blocked these signals, and no ranks may run. Returns ``write``'s result.
 
     Raises:
         RunDirectoryError: the run directory cannot be written, or is gone.

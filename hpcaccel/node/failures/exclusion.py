@@ -46,7 +46,7 @@ class Exclusions:
         return sorted({one.node for one in self.nodes})
 
     def room_for(self, nodes: Sequence[str]) -> list[str]:
-        """The nodes of ``nodes`` that may be newly excluded within ``resilience.max_excluded``."""
+        """The part of ``nodes`` that may be newly excluded within ``resilience.max_excluded``."""
         active = self.active()
         new = [node for node in nodes if node not in active]
         return new[: max(0, self.limits.max_excluded - len(active))]

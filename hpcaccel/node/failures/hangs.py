@@ -1,7 +1,7 @@
 """Hang detection: whether the ranks hang, which rank the others wait for, and the response (dump stacks, record, kill).
 
 The ranks hang if none of them has made progress for a long time, or if one has sent no heartbeat while the others wait.
-Code before and after the training loop is not checked: it may take hours.
+Slow code before and after the training loop is not a hang: it may take hours.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from hpcaccel.errors import RunDirectoryError
 __all__ = ["Heartbeats", "RankSign"]
 
 LATE_SECONDS = 5.0
-"""If a reading is delayed, this much of the delay counts as time without a change."""
+"""If a reading is delayed, at most this much of the delay counts as time without a change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Heartbeats:
         self._looked: float | None = None
 
     def look(self, *, expected_seconds: float) -> list[RankSign]:
-        """Read all heartbeats. Returns one ``RankSign`` per rank, in rank order.
+        """Read all heartbeats. Returns one ``RankSign`` per rank with a heartbeat, in rank order.
 
         Args:
             expected_seconds: the interval between readings.

@@ -1,10 +1,10 @@
 """Preflight: checks of all nodes before the ranks start, and the nodes that did not pass.
 
-The quick check runs once on each node, in parallel through srun (``preflight_checks``). In the full check all ranks
-then do one all-reduce, in the ranks' own environment. The full check's program (``preflight_program``) is passed to
-Python as text, since the batch step never imports torch and the ranks' Python may not have hpcaccel. If all of several
-nodes have findings, no node is to blame: the findings are logged, and the ranks start. The batch step itself checks the
-free space of the run directory (``disk_space``).
+The quick check runs once on each node, through srun unless the batch step is on the only one (``preflight_checks``). In
+the full check, if no node has findings, all ranks then do one all-reduce, in the ranks' own environment. Its program
+(``preflight_program``) is passed to Python as text, since the batch step never imports torch and the ranks' Python may
+not have hpcaccel. If all of several nodes have findings, no node is to blame: the findings are logged, and the ranks
+start. The batch step itself checks the free space of the run directory (``disk_space``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Findings = dict[str, list[str]]
 QUICK_SECONDS = 60.0
 """Time limit for the quick check of all nodes; healthy nodes need one or two seconds."""
 LEAVE_SECONDS = 10.0
-"""How long srun may take to exit after SIGTERM before it is killed."""
+"""How long srun may take to exit after the time limit before it is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Preflight:
 def preflight(
     run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str]
 ) -> Preflight:
-    """Check all nodes, log the findings, and write them to ``preflight.json``.
+    """Check all nodes unless the preflight is off, log the findings, and write them to ``preflight.json``.
 
     Args:
         nodes: the nodes of the ranks.
@@ -238,7 +238,7 @@ def check_program() -> list[str]:
 
 
 def _run_ranks(command: Sequence[str], env: Mapping[str, str], *, ranks: int) -> list[dict[str, Any]]:
-    """Run the check's ranks until they are done or time out. Returns all their output lines."""
+    """Run the check's ranks until they are done or time out, or the job is terminated. Returns what they printed."""
     with tempfile.TemporaryFile() as output:
         srun = subprocess.Popen(
             command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, preexec_fn=default_signals

@@ -28,7 +28,7 @@ WHERE, TOKEN = "HPCACCEL_PREFLIGHT_WHERE", "HPCACCEL_PREFLIGHT_TOKEN"
 """Environment variables: ``host:port`` where the batch step listens, and the token that a node sends there."""
 
 SMI_SECONDS = 20.0
-"""nvidia-smi needs a second or two per GPU if the driver is not kept loaded. A broken GPU makes it hang."""
+"""Time limit for nvidia-smi. It takes a second or two per GPU if the driver is not kept loaded; it may also hang."""
 CONNECT_SECONDS = 5.0
 LEAST_BYTES = 16 << 20
 """Free space that the temporary directory must have."""
@@ -120,7 +120,8 @@ def _start_smi(query: str) -> subprocess.Popen[str]:
 
 
 def _give_up(query: subprocess.Popen[str]) -> None:
-    """Kill ``query`` if it is still running. A process that hangs in the driver cannot be killed: wait one second."""
+    """Kill ``query`` if it is still running. A process that hangs in the driver cannot be killed: wait one second
+    at most."""
     query.kill()
     assert query.stdout is not None
     query.stdout.close()

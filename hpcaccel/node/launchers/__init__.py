@@ -1,7 +1,7 @@
 """Launching the ranks as an srun step or as local processes, behind one protocol.
 
-``RankProcesses`` is the interface that the supervisor and the stop sequence use. Steps before the ranks, and the wait
-for free disk space, implement it too, so that they are watched, stopped and killed in the same way.
+``RankProcesses`` is the interface that the supervisor and the stop sequence use. The image import, staging
+and the wait for free disk space implement it, too, so that they are watched, stopped and killed in the same way.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def free_port() -> int:
     """A TCP port that is free on this host at this moment.
 
     The ranks bind it only after they have imported torch. The kernel takes ports for outgoing connections from the
-    ephemeral range (ip(7)), so this port is outside of it. It is random, so that two jobs on one node do not collide.
+    ephemeral range (ip(7)), so this port is outside of it if possible, and random, so that two jobs rarely collide.
     """
     first, last = _ports_of_connections()
     dice = random.SystemRandom()
@@ -160,7 +160,7 @@ def share_gpus(env: dict[str, str]) -> None:
 
 
 def run_on_each_node(line: str, *, launch: LaunchSpec) -> int:
-    """Run one ``setup_per_node`` line once on every node. Returns the highest exit code."""
+    """Run one ``setup_per_node`` line once per node, on as many nodes as the ranks need. Returns the exit code."""
     command = ["bash", "-c", line]
     if not launch.local:
         tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1"]
@@ -256,8 +256,8 @@ def _output(run: RunDir, launch: LaunchSpec, attempt: int) -> list[str]:
 
     The shim opens the rank's log itself. slurmstepd on the task's own node opens a file named by %t, so only one node
     appends to a log: on NFS the lines of two nodes would be mixed up. The result is empty if %t differs from the rank;
-    these lines then stay in srun's output. It differs in a heterogeneous job (26.11: %t is one too low), and with one
-    torchrun for several ranks per node.
+    these lines then stay in srun's output. It differs in a heterogeneous job (26.11: %t is one too low), and on several
+    nodes with one torchrun each for several ranks.
     """
     tasks_are_nodes = launch.launcher == "torchrun" and launch.nodes > 1 and launch.ranks_per_node > 1
     if launch.components or tasks_are_nodes:

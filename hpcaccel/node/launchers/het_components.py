@@ -1,4 +1,4 @@
-"""Components: programs that run beside the ranks, each as a step in its own component of a heterogeneous job.
+"""Components: programs beside the ranks, each a step in its own component of a heterogeneous job, or local processes.
 
 They start before the ranks of an attempt and end after them, because the ranks may need them during a save. So a
 component blocks the SIGTERM with which Slurm begins a preemption, and gets SIGINT when the ranks have ended.
@@ -81,7 +81,7 @@ class ComponentProcesses:
         return None
 
     def _last_line(self, name: str) -> str:
-        """The last line printed by any process of the component."""
+        """The last line in the component's logs, after a colon; empty if there is none."""
         logs = sorted(self._folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)
         logs = logs or list(self._folder.glob(f"{name}.srun.log"))  # no process has started
         output = [line.strip() for path in logs for line in read_tail(path).splitlines() if line.strip()]
@@ -89,7 +89,7 @@ class ComponentProcesses:
         return f": {lines[-1]}" if lines else ""
 
     def end(self) -> None:
-        """Send SIGINT to the components that still run, and kill those that have not ended after 5 seconds."""
+        """Send SIGINT to the components that are still running, and kill those that have not ended after 5 seconds."""
         left = [one for one in self._processes.values() if one.running()]
         for one in left:
             one.end()

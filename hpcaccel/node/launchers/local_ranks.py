@@ -67,12 +67,12 @@ class LocalRanks:
                 rank.send_signal(number)
 
     def _send_group(self, number: signal.Signals) -> None:
-        """Signal the ranks and the processes that they have left behind (data-loader workers)."""
+        """Signal the ranks' process groups, with processes that ranks have left behind (data-loader workers)."""
         send_to_groups(self._ranks, number)
 
 
 class LocalAgent:
-    """One torchrun with all ranks, on the local backend. Signals are sent to all its descendants, as Slurm does."""
+    """One torchrun with all ranks, on the local backend. Signals are sent to it and its descendants, as Slurm does."""
 
     def __init__(
         self, run: RunDir, wrapped: Wrapped, *, attempt: int, workdir: str, stop_signal: signal.Signals
@@ -80,7 +80,7 @@ class LocalAgent:
         self._stop_signal = stop_signal
         self._agent = start_here(wrapped, workdir=workdir, log=run.rank_log(attempt, 0))
         self._seen: set[int] = set()
-        """All descendants of torchrun so far, some of which may outlive it."""
+        """All descendants of torchrun seen so far, some of which may outlive it."""
 
     def poll(self) -> int | None:
         code = self._agent.poll()

@@ -15,7 +15,7 @@ from hpcaccel.node.allocation.scheduler_view import QUERY_SECONDS, SchedulerView
 __all__ = ["ReclaimedAllocation", "Stop"]
 
 _FINALITY: dict[Decision, int] = {"requeue": 0, "pause": 1, "end": 2}
-"""A stop replaces an earlier one only if its decision has a higher number."""
+"""A stop replaces an earlier one if its decision has a higher number."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ReclaimedAllocation:
         self._launch = launch
 
     def check(self, number: int | None, *, idle: bool) -> tuple[Stop, signal.Signals] | None:
-        """Evaluate the signal ``number``, or the scheduler's status if there was none and a query is due.
+        """Evaluate the signal ``number``; if it requests no stop, the scheduler's status if a query is due.
 
         Args:
             idle: no trial is running, so there are no ranks that Slurm could signal.

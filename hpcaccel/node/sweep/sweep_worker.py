@@ -1,8 +1,8 @@
-"""A sweep's worker: the process in one allocation that runs trial after trial.
+"""A sweep's worker: the process that runs trials in one allocation, one after another in each slot.
 
 It starts the tuner, which chooses the next trial, and a supervisor for each running trial. It handles signals and stop
-requests for all trials, records for how long the allocation was held, and at the end requeues its array task.
-Like a supervisor it has one thread, and blocks the signals that it waits for. Its children are killed when it dies.
+requests for all trials, records for how long the allocation was held, and at the end requeues its array task if
+needed. It has one thread, and blocks the signals that it waits for. Its children are killed when it dies.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class SweepWorker:
         self._stop(stop, request=None if request.then == "finish" else request)  # finish: running trials continue
 
     def _stop(self, stop: Stop, *, number: signal.Signals | None = None, request: StopRequest | None = None) -> None:
-        """Start no more trials, and stop the running ones.
+        """Start no more trials. ``number`` and ``request`` stop the running ones; without them these continue.
 
         Args:
             number: signal for the trials' supervisors, which query the scheduler for its meaning.

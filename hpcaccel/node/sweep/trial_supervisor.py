@@ -1,7 +1,7 @@
 """The supervisor of one trial of a sweep: a run's supervisor in an allocation that belongs to the sweep's worker.
 
 It handles ranks, ledger, restarts, stops and hangs as for any run. It never requeues: the worker and the sweep decide
-what follows, and a trial whose allocation is taken away is continued by this worker or another one. It reports the end
+what follows, and this worker or another one can continue a trial whose allocation is taken away. It reports the end
 to the worker through a pipe.
 """
 
@@ -49,7 +49,7 @@ CHECKED = "HPCACCEL_NODES_CHECKED"
 HOSTS_REQUEST = "worker.json"
 """File in a trial's ``control/``: the stop request of the worker that runs it."""
 _OVER = ("completed", "pruned")
-"""A trial whose last attempt ended for one of these reasons is not started again."""
+"""A trial whose last attempt ended for one of these reasons is not started again unless the sweep extends it."""
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
 """Signals that stop a trial."""
 _LONGEST = 4000
@@ -57,7 +57,7 @@ _LONGEST = 4000
 
 
 class _NoRoom(RunDirectoryError):
-    """The run directory cannot be written. This is not the trial's fault, so the sweep stops."""
+    """The disk of the run directory is full or not writable. This is not the trial's fault, so the sweep stops."""
 
 
 def wait_for_a_trial(*, report_to: int) -> int:
@@ -91,8 +91,8 @@ def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
 
     Args:
         slot: the trial's share of the allocation.
-        report_to: file descriptor that gets one JSON line: ``reason``, ``decision``, ``error_class``, ``detail`` and
-            ``nodes_excluded``.
+        report_to: file descriptor that gets one JSON line: ``reason``, ``decision``, ``error_class``, ``detail`` and,
+            unless an error prevented it, ``nodes_excluded``.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:
@@ -120,7 +120,7 @@ def _kind(error: Exception) -> str:
 
 
 def _refuse(report_to: int, detail: str, *, kind: str = "refused") -> int:
-    """Report that no rank can be started; this is not in the ledger. Returns the exit code."""
+    """Report an error that keeps the trial from running. Returns the exit code."""
     word = {"reason": "failed", "decision": "end", "error_class": kind, "detail": detail[:_LONGEST]}
     os.write(report_to, json.dumps(word).encode() + b"\n")
     return UserError.exit_code
@@ -171,7 +171,7 @@ class TrialLedger(Ledger):
 
 
 class TrialAttempt(Attempt):
-    """An attempt of a trial, in an allocation that other trials have used before."""
+    """An attempt of a trial, in an allocation that other trials may have used before."""
 
     def conclude(self, code: int) -> Verdict:
         # A good end needs no query of Slurm: short trials would cause hundreds of them a minute.
@@ -180,9 +180,9 @@ class TrialAttempt(Attempt):
         return super().conclude(code)
 
     def _was_left_alone(self) -> bool:
-        """Whether the ranks ended by themselves: without a request, a pending signal or a message of Slurm.
+        """Whether the ranks ended by themselves: without a request, a pending signal or a message from Slurm.
 
-        slurmstepd writes a line to the ranks' log before it signals them (seen on Slurm 22.05 and 26.11), and srun
+        slurmstepd writes a line to the ranks' logs before it signals them (seen on Slurm 22.05 and 26.11), and srun
         writes one to the supervisor's log when a node fails.
         """
         self.stopping.handle_late_cancel()

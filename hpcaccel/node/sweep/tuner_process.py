@@ -75,7 +75,7 @@ class TunerProcess:
 
     @property
     def gone(self) -> bool:
-        """Whether no tuner runs and none will be started."""
+        """Whether no tuner is running and none will be started."""
         return self._process is None and (self.end is not None or bool(self.failed))
 
     # -- sending events -------------------------------------------------------------------------------------------

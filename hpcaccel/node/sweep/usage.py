@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _NOT_AGAIN = "a worker that ends in this way twice in a row is not requeued"
 SHARE = 0.01
 """Interval between ``seen`` lines, as a fraction of the time for which the allocation has been held. A killed worker
-loses at most this fraction, and the first hour has a few hundred lines."""
+loses at most about this fraction, and the first hour has a few hundred lines."""
 FEWEST_SECONDS, MOST_SECONDS = 1.0, 60.0
 """Shortest and longest interval between ``seen`` lines."""
 
@@ -94,7 +94,7 @@ class WorkerAccount:
 
 
 def record_setup_failure(worker: WorkerDir, *, exit_code: int, name: str) -> int:
-    """Write the end of a worker that could not start because a line of the set-up failed. Returns exit code 1."""
+    """Record a worker that could not start because a set-up line failed. Returns exit code 1."""
     worker.prepare()
     launch = read_launch(worker)
     allocation = unchained_allocation(worker, launch)
@@ -107,8 +107,8 @@ def record_setup_failure(worker: WorkerDir, *, exit_code: int, name: str) -> int
 
 
 def record_killed(worker: WorkerDir, why: str) -> int:
-    """Record that worker processes keep being killed here. Requeue, unless the worker's last end was the same. Returns
-    the batch step's exit code."""
+    """Record that worker processes keep being killed here. Requeue, unless ``resilience.requeue`` is off or the
+    worker's last end was the same. Returns the batch step's exit code."""
     killed_by()  # clears the variable: the next start's first worker process must not report this kill
     worker.prepare()
     launch = read_launch(worker)
