@@ -42,7 +42,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         torch_tp_plugin: a ``TorchTensorParallelPlugin``.
         rng_types: random generators that are set to rank 0's state at the start of each epoch of a prepared loader.
         log_with: trackers, by name or as objects; they do nothing before ``init_trackers``.
-        project_dir: directory of checkpoints and metrics if there is no run directory.
+        project_dir: directory of trackers that write files and, without a run directory, of checkpoints and metrics.
         project_config: a ``ProjectConfiguration``.
         gradient_accumulation_plugin: a ``GradientAccumulationPlugin``.
         step_scheduler_with_optimizer: False: prepared schedulers step at every call, not only with the optimizer.
@@ -59,7 +59,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
             False, or with ``split_batches``: once.
         fp32_outputs: convert outputs of prepared models to fp32, so that losses are computed in fp32.
         tp_plan: tensor-parallel style by module name.
-        debug: check shapes on all ranks before each collective.
+        debug: compare shapes between ranks before every collective of hpcaccel, with GPU tensors too.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks, or the ranks do not find each other.

@@ -128,7 +128,9 @@ def _set_once(given: dict[str, Any], name: str, value: Any) -> None:
         RuntimeMisuse: ``given`` has a value of ``name`` other than None, 1 and ``value``.
     """
     if given.get(name) not in (None, 1, value):
-        raise RuntimeMisuse(f"{name}={given[name]!r} conflicts with {value!r} in a plugin: set it in one place")
+        raise RuntimeMisuse(
+            f"{name}={given[name]!r} conflicts with {value!r} in the GradientAccumulationPlugin: set it in one place"
+        )
     given[name] = value
 
 

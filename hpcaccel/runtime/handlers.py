@@ -197,8 +197,8 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class FullyShardedDataParallelPlugin:
-    """FSDP2 settings with Accelerate's field names. Fields that only FSDP1 has are accepted with a warning and have no
-    effect; ``fsdp_version``, ``cpu_ram_efficient_loading`` and the state-dict fields have no effect and no warning.
+    """FSDP2 settings with Accelerate's field names. Fields that only FSDP1 has have no effect, and a warning lists
+    those that are set; ``fsdp_version``, ``cpu_ram_efficient_loading`` and the state-dict fields have none, either.
     Outside of a run, an Accelerator fills in fields that are None from ``FSDP_*`` variables."""
 
     fsdp_version: int | None = None

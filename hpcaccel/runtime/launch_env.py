@@ -227,7 +227,12 @@ def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
     lines = []
     for key, value in current_env.items():
         if not key or not value or set(";\n<> ") & set(key + value):
-            logging.getLogger(__name__).warning("%s=%s cannot be written to an environment file: skipped", key, value)
+            logging.getLogger(__name__).warning(
+                "%s=%s is left out of the environment file: names and values must not be empty or contain a space, a "
+                "newline, or one of ; < >",
+                key,
+                value,
+            )
         else:
             lines.append(f"{key}={value}\n")
     return lines

@@ -151,7 +151,7 @@ def _process_count(num_processes: int | None, mixed_precision: str, *, node_rank
             f"mixed_precision={mixed_precision!r} is not a valid value (allowed: {', '.join(PrecisionType.list())})"
         )
     if not 0 <= node_rank < num_nodes:
-        raise RuntimeMisuse(f"node_rank={node_rank} must be between 0 and num_nodes - 1 = {num_nodes - 1}")
+        raise RuntimeMisuse(f"node_rank={node_rank} must be at least 0 and less than num_nodes={num_nodes}")
     count = (torch.cuda.device_count() or 1) if num_processes is None else num_processes
     if count < 1:
         raise RuntimeMisuse(f"num_processes={count} must be at least 1")
@@ -204,9 +204,9 @@ _CALL = "function(*args)"
 def _refuse_group(what: str) -> None:
     if World.existing() is not None or dist.is_initialized():
         raise RuntimeMisuse(
-            f"{what}() was called in a process that already has an Accelerator or a PartialState: create them only "
-            "inside the function. Restart the notebook's kernel, or call end_training() or destroy_process_group() "
-            "first"
+            f"{what}() was called in a process that already has an Accelerator, a PartialState or a process group: "
+            "create them only inside the function. Restart the notebook's kernel, or call end_training() or "
+            "destroy_process_group() first"
         )
 
 

@@ -75,7 +75,7 @@ def _refuse(session: TrainingSession, model: nn.Module) -> None:
     if isinstance(model, DataParallel):
         raise RuntimeMisuse(
             "the model is wrapped in torch.nn.DataParallel, which drives several GPUs from one process. Prepare the "
-            "unwrapped model: hpcaccel starts one process per GPU"
+            "unwrapped model, and start one process per GPU"
         )
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise RuntimeMisuse(

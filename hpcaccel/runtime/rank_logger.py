@@ -146,9 +146,7 @@ def _level(level: str | int) -> int:
     else:
         number = level
     if not isinstance(number, int):
-        raise RuntimeMisuse(
-            f"unknown log level {level!r} (allowed: DEBUG, INFO, WARNING, ERROR, CRITICAL, or an integer)"
-        )
+        raise RuntimeMisuse(f"unknown log level {level!r}: use DEBUG, INFO, WARNING, ERROR, CRITICAL or an integer")
     return number
 
 

@@ -47,7 +47,7 @@ def refuse_unknown(call: str, given: dict[str, Any]) -> None:
     unknown = sorted(set(given) - _HARMLESS)
     if unknown:
         raise RuntimeMisuse(
-            f"{call} does not support {', '.join(unknown)}. A checkpoint is always saved and restored as a whole. To "
+            f"{call} does not support {', '.join(unknown)}. A checkpoint is saved and restored as a whole. To "
             "load all or some of the weights only, call hpcaccel.load_checkpoint_in_model(model, path)"
         )
 
@@ -131,8 +131,8 @@ def _save_without_some(
     if not session.group.is_main:
         if session.group.rank in attendance.missing:
             _warn(
-                f"rank {session.group.rank} called {KIND_SAVE} at {call_site()} too late: rank 0 has saved without "
-                "its random state. runtime.save_wait_seconds sets how long rank 0 waits"
+                f"rank {session.group.rank} called {KIND_SAVE} at {call_site()} too late: the checkpoint of rank 0 "
+                "does not contain its random state. Rank 0 waits for at most runtime.save_wait_seconds"
             )
         return Path(meetings.result(attendance.meeting, limit=limit))
     try:
@@ -220,4 +220,4 @@ def _load_newest(session: TrainingSession, numbers: NumberedCheckpoints | None) 
             logging.getLogger(TRAINING_LOG).info("skipping a damaged checkpoint: %s", error)
     if problem is not None:
         raise problem
-    raise RuntimeMisuse(f"{KIND_LOAD} found no checkpoint to load. The first attempt of a run has none")
+    raise RuntimeMisuse(f"{KIND_LOAD} found no checkpoint. The first attempt of a run has none: skip this call there")

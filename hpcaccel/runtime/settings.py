@@ -41,7 +41,7 @@ class Settings:
     """Class names of the blocks that FSDP2 shards one by one; empty: the model's repeated blocks."""
     reshard_after_forward: bool = True
     fsdp_shard_size: int | None = None
-    """Number of ranks that hold one replica together; None: all ranks."""
+    """Number of ranks that hold one replica together; None: as many as possible."""
     fsdp_param_dtype: str | None = None
     fsdp_reduce_dtype: str | None = None
     fsdp_output_dtype: str | None = None

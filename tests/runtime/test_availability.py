@@ -63,7 +63,7 @@ def test_torchao_required_raises_import_error_without_torchao() -> None:
     if availability.is_torchao_available():
         assert convert() == "done"
     else:
-        with pytest.raises(ImportError, match="convert needs torchao: pip install torchao"):
+        with pytest.raises(ImportError, match="convert needs torchao, which is not installed: pip install torchao"):
             convert()
 
 

@@ -59,7 +59,7 @@ def test_notebook_launcher_refuses_wrong_use(found: dict[str, Any]) -> None:
         "RuntimeMisuse",
         "mixed_precision='fp17' is not a valid value (allowed: no, fp8, fp16, bf16)",
     ]
-    assert found["node rank"][1] == "node_rank=1 must be between 0 and num_nodes - 1 = 0"
+    assert found["node rank"][1] == "node_rank=1 must be at least 0 and less than num_nodes=1"
     assert found["none"][1] == "num_processes=0 must be at least 1"
     assert "create them only inside the function" in found["too late"][1]
 

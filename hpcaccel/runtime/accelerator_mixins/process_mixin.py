@@ -84,7 +84,8 @@ class ProcessMixin(SessionMixin, ProcessInfo):
             RuntimeMisuse: always.
         """
         raise RuntimeMisuse(
-            'pipeline parallelism is not supported: strategy="fsdp" and ParallelismConfig distribute a model over ranks'
+            'pipeline parallelism is not supported: use strategy="fsdp" or ParallelismConfig(tp_size=...) to '
+            "distribute a model over ranks"
         )
 
     @property

@@ -166,7 +166,9 @@ def _required(package: str) -> Callable[[Function], Function]:
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if not found(package):
-                raise ImportError(f"{function.__qualname__} needs {package}: pip install {package}")
+                raise ImportError(
+                    f"{function.__qualname__} needs {package}, which is not installed: pip install {package}"
+                )
             return function(*args, **kwargs)
 
         return guarded  # type: ignore[return-value]

@@ -110,8 +110,8 @@ class _Search:
             clear_device_cache(garbage_collection=True)
             self.batch_size = _least(self._smaller())
         raise RuntimeError(
-            "No executable batch size found, reached zero. Not even a batch of one sample fits: the model is too large "
-            "for this memory, or another program is using it"
+            "No executable batch size found, reached zero. Not even the smallest batch that was tried fits: the model "
+            "is too large for this memory, or another program is using it"
         )
 
     def _try(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
@@ -136,8 +136,8 @@ class _Search:
             name = self._function.__name__
             given = ", ".join(f"{key}={value!r}" for key, value in zip(names[1:], args[1:], strict=False))
             raise TypeError(
-                f"{name}() was called with {len(args)} arguments, including a batch size, but "
-                f"find_executable_batch_size passes the batch size itself. Call {name}({given})"
+                f"{name}() was called with {len(args)} argument{'s' if len(args) != 1 else ''}, including a batch "
+                f"size, but find_executable_batch_size passes the batch size itself. Call {name}({given})"
             )
 
 

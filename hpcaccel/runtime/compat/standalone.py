@@ -114,7 +114,7 @@ def _placed(
     if dispatch and size > 1:
         raise RuntimeMisuse(
             f"prepare_data_loader(num_processes={size}, process_index={rank}): with dispatch_batches (the default for "
-            "iterable datasets that are placed on the device), rank 0 sends batches only to ranks that exist. This is "
+            "iterable datasets with put_on_device=True), rank 0 sends batches only to ranks that exist. This is "
             f"rank {group.data_rank} of {group.data_size}. Pass dispatch_batches=False"
         )
     place = replace(group.env, rank=rank, world_size=size)

@@ -60,7 +60,7 @@ class AcceleratorState(PartialState):
     def _session(self) -> TrainingSession:
         session = self._own or TrainingSession.existing() or AcceleratorState._last_session()
         if session is None:
-            raise AttributeError("AcceleratorState has been reset: create another Accelerator()")
+            raise AttributeError("AcceleratorState was reset, or its Accelerator was deleted: create an Accelerator()")
         return session
 
     @property
