@@ -105,7 +105,8 @@ def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm
     with JobSubmission(sweep, slurm=slurm) as submission:
         if recover_interrupted(submission):
             raise RunBusy(
-                f"sweep {sweep.run_id} already has workers in the queue, from an earlier start that was interrupted"
+                f"sweep {sweep.run_id} already has workers in the queue, from an earlier start that was interrupted. "
+                f"Show them with `hpcaccel sweep status {sweep.run_id}`"
             )
         arrays = WorkerArrays(submission.holding(backend_named(record.backend, slurm)), range(count))
         places = [sweep, *(sweep.worker(index) for index in sweep.worker_indices())]

@@ -56,7 +56,7 @@ VALUE_STEP = "value_step"
 """The step of the first metric's final value."""
 
 ERROR_CLASS, DETAIL = "error_class", "detail"
-"""Why a trial failed or was pruned: a class from docs/failures.md or one of those below, and a message."""
+"""Why a trial failed or was pruned: an error class, such as those below or in docs/failures.md, and a message."""
 
 METRIC = "metric"
 """Error class: the trial completed without having logged its metrics."""

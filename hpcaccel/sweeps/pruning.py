@@ -93,7 +93,7 @@ class Rule(ABC):
 
 
 def rule_of(sweep: SweepSection) -> Rule | None:
-    """The pruning rule of a sweep; None: every trial runs to its end."""
+    """The pruning rule of a sweep; None: no trial is pruned."""
     settings = sweep.pruner.rule
     if isinstance(settings, Asha):
         return _Asha(settings, sweep.modes[0])

@@ -31,7 +31,7 @@ MOST_INTERRUPTIONS = 3
 FIRST_WITHOUT_METRIC = 3
 """Number of trials after which a sweep stops, if none of them has logged the metric."""
 FIRST_FAILED = 5
-"""Number of trials after which a sweep stops, if all of them failed for the same reason."""
+"""Number of trials after which a sweep stops, if all of them failed with the same error class."""
 
 
 @dataclass(frozen=True, kw_only=True)

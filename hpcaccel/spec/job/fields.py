@@ -73,7 +73,7 @@ class Section(BaseModel):
     """Keys that users expect in this section, each with a message that names the correct setting."""
 
     rivals: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Groups of mutually exclusive keys. A file that sets one of a group replaces the whole group of its base."""
+    """Groups of mutually exclusive keys. In most sections, setting one in a file removes the others of the base."""
 
     @classmethod
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:

@@ -100,7 +100,7 @@ def _order(values: dict[str, Any]) -> list[Conflict]:
 
 
 class Pruner(Section):
-    """At most one pruner, with its settings. Without a pruner, every trial runs to its end."""
+    """At most one pruner, with its settings. Without one, no trial is pruned."""
 
     rivals: ClassVar[tuple[tuple[str, ...], ...]] = (("asha", "hyperband", "median"),)
     moved: ClassVar[dict[str, str]] = {

@@ -128,7 +128,8 @@ class SweepSection(Section):
         default=1, description="Number of array tasks; each has its own allocation and runs trial after trial."
     )
     max_gpu_hours: Positive | None = Field(
-        default=None, description="GPU-hours of all workers together, after which no new trial starts; null: no limit."
+        default=None,
+        description="GPU-hours of all workers together; at the limit, running trials save and stop. null: no limit.",
     )
     repeat: Count = Field(
         default=1,
