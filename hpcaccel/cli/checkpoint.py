@@ -73,7 +73,7 @@ def list_(
     else:
         note(f"no checkpoints in {directory} yet")
     if not json and (aside := put_aside(directory)):
-        note(f"set aside (neither used nor deleted): {', '.join(aside)}")
+        note(f"set aside (not used; hpcaccel clean may delete them): {', '.join(aside)}")
 
 
 @_there_or_here("show", effect="reads")
@@ -122,7 +122,7 @@ def verify(
     ],
     json: Json = False,
 ) -> None:
-    """Read checkpoints in full and check every byte against its CRC. Exit code 0: all good, 1: some damaged.
+    """Check sizes, headers and all CRCs of checkpoints. Exit code 0: all good, 1: some damaged.
 
     Code contained in a file is never run.
     """

@@ -66,7 +66,7 @@ def convert(
 ) -> None:
     """Convert a checkpoint into files for other programs, or such files into a checkpoint.
 
-    Every byte that has a CRC is checked during the conversion. Code contained in a file is never run.
+    The data read is checked against its CRCs, if it has any. Code contained in a file is never run.
     """
     from hpcaccel.checkpoint_files.weight_files import SIZE_ADVICE, parse_size
 
@@ -99,7 +99,8 @@ def convert(
 def _print_result(result: dict[str, Any]) -> None:
     from hpcaccel.core.formatting import clean, size
 
-    typer.echo(f"wrote {size(result['bytes'])}, {result['tensors']} tensors:")
+    tensors = f"{result['tensors']} tensor{'' if result['tensors'] == 1 else 's'}"
+    typer.echo(f"wrote {size(result['bytes'])}, {tensors}:")
     for name in result["files"]:
         typer.echo(f"  {clean(name)}")
     for text in result["notes"]:
@@ -107,7 +108,7 @@ def _print_result(result: dict[str, Any]) -> None:
 
 
 def _source(token: str) -> Path:
-    """The path ``token`` if it has files of another program, else the hpcaccel checkpoint that ``token`` names."""
+    """The path ``token`` if it exists and is not hpcaccel's, else the hpcaccel checkpoint that ``token`` names."""
     from hpcaccel import checkpoint_files
     from hpcaccel.submission.runs.checkpoints import find_checkpoint
 
@@ -128,7 +129,7 @@ def run_convert(request: dict[str, Any]) -> dict[str, Any]:
         The result printed by ``hpcaccel.checkpoint.formats``.
 
     Raises:
-        UserError: the conversion is impossible, with the reason.
+        UserError: the conversion is impossible; the message has the reason.
         HpcaccelError: the process failed unexpectedly; its error is on stderr.
     """
     from hpcaccel.view.progress import Transfer

@@ -218,11 +218,13 @@ def _print_facts(facts: SiteFacts) -> None:
         limit = "no limit" if one.max_time_minutes is None else f"up to {duration(60 * one.max_time_minutes)}"
         grace = f", preemption: {one.preempt_mode}, grace {one.grace_seconds} s" if one.preempt_mode != "OFF" else ""
         mark = "*" if one.default else ""
-        typer.echo(f"  {one.name}{mark}: {one.nodes} nodes ({', '.join(one.node_types)}), {limit}{grace}")
+        nodes = f"{one.nodes} node{'' if one.nodes == 1 else 's'}"
+        typer.echo(f"  {one.name}{mark}: {nodes} ({', '.join(one.node_types)}), {limit}{grace}")
     accounts = ", ".join(sorted({one.account for one in facts.accounts})) or "none known"
     typer.echo(f"  accounts: {accounts}; QOS: {', '.join(one.name for one in facts.qos) or 'none known'}")
     requeued = {True: "requeued by default", False: "requeued only if requested", None: "requeue default unknown"}
-    jobs = f"jobs: {requeued[config.job_requeue]}, KillWait {config.kill_wait_seconds} s"
+    kill_wait = "unknown" if config.kill_wait_seconds is None else f"{config.kill_wait_seconds} s"
+    jobs = f"jobs: {requeued[config.job_requeue]}, KillWait {kill_wait}"
     typer.echo(f"  {jobs}; arrays: indices below {config.max_array_size}")
     given = facts.containers.model_dump(exclude_none=True)
     typer.echo(f"  containers: {', '.join(key for key, value in given.items() if value) or 'none found'}")

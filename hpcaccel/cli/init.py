@@ -71,7 +71,7 @@ def _relative(script: Path, output: Path) -> str:
 
 
 def _query_slurm() -> tuple[list[PartitionInfo], list[Association]]:
-    """Partitions and accounts of the cluster; empty, with a note, if Slurm does not respond."""
+    """Partitions and accounts of the cluster; empty without Slurm, and with a note if Slurm does not respond."""
     import getpass
 
     from hpcaccel.slurm.commands import Slurm
@@ -170,7 +170,9 @@ def _line(setting: str, comment: str) -> str:
 def _partitions(partitions: Sequence[PartitionInfo]) -> str:
     """``gpu (2 GPUs per node), cpu``."""
     return ", ".join(
-        f"{one.name} ({one.gpus_per_node} GPUs per node)" if one.gpus_per_node else one.name
+        f"{one.name} ({one.gpus_per_node} GPU{'s' * (one.gpus_per_node > 1)} per node)"
+        if one.gpus_per_node
+        else one.name
         for one in partitions
         if one.available
     )

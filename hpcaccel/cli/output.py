@@ -55,7 +55,7 @@ def note(message: str) -> None:
 
 
 def show_message(label: str, message: str, *, colour: str) -> None:
-    """Print ``error: …`` on stderr; on a terminal in colour and wrapped between words."""
+    """Print ``<label>: <message>`` on stderr; on a terminal wrapped between words, and in colour without NO_COLOR."""
     text = f"{label}: {message}"
     if not sys.stderr.isatty():
         typer.echo(text, err=True)

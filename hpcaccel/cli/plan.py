@@ -65,12 +65,12 @@ def plan(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[JobSpec], None]]:
-    """Show on a terminal which job is being estimated. A busy controller takes a second per job."""
+    """Show on a terminal which job is being estimated. A busy controller may take a second per job."""
     from rich.console import Console
 
     with Console(stderr=True).status("querying Slurm …") as status:
         yield lambda spec: status.update(
-            f"querying Slurm: {spec.slurm.partition or 'the default partition'}, {spec.slurm.nodes or 1} nodes …"
+            f"querying Slurm: partition {spec.slurm.partition or '(default)'}, nodes {spec.slurm.nodes or 1} …"
         )
 
 

@@ -113,7 +113,7 @@ def stacks(
 ) -> None:
     """Show where in the code the ranks of a run are, grouped by stack, outliers first.
 
-    The ranks are not interrupted. If the run has ended, this shows the stacks written when it hung.
+    The ranks are not interrupted. If the run has ended, the last stacks that it wrote are shown.
     """
     from hpcaccel.view.stack_groups import newest_dump, request_dump, wait_for_dump
 

@@ -60,7 +60,7 @@ def run(
         note(f"note: {sentence}")
     started = submit_prepared(prepared_inside(prepared, around, slurm), once=Always())
     nodes = f"{len(around.nodes)} node{'' if len(around.nodes) == 1 else 's'}"
-    note(f"{started.name} runs as {started.run_id} in job {around.job_id} on {nodes}: {started.path}")
+    note(f"{started.name} is running as {started.run_id} in job {around.job_id} on {nodes}: {started.path}")
     logs = Logs(started.dir)
 
     def show_output() -> None:

@@ -75,7 +75,7 @@ def list_(
     print_runs(shown)
     note_outdated(shown)
     if len(chosen) < len(runs):
-        note(f"{len(runs) - len(chosen)} older runs are not shown; --all shows them")
+        note(f"{len(chosen)} of {len(runs)} runs are shown; --all shows the older ones, too")
 
 
 def wait(run: RunName, json: Json = False) -> None:
@@ -132,9 +132,9 @@ def _queue(found: Explanation) -> list[str]:
 
     count = len(found.before)
     if not count:
-        return ["  ahead of it: no pending job that you can see has a higher priority"]
+        return ["  ahead of it: no pending job that you can see"]
     jobs = "1 job" if count == 1 else f"{count} jobs"
-    lines = [f"  ahead of it: {jobs} with a higher priority, {_nodes(found.nodes_before)} in total"]
+    lines = [f"  ahead of it: {jobs}, {_nodes(found.nodes_before)} in total"]
     for one in found.shown_before:
         limit = "no time limit" if one.time_limit_seconds is None else f"at most {duration(one.time_limit_seconds)}"
         what = f"job {one.job_id} of {one.user}: {_nodes(one.node_count)}, {limit}"

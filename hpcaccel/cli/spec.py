@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["render", "schema", "validate"]
 
 RUN_ID = "RUN_ID"
-"""Placeholder for the run id, so that the same file always gives the same script."""
+"""Placeholder for the run id, so that the same spec gives the same script."""
 
 
 def schema(
@@ -42,7 +42,7 @@ def validate(
     live: Annotated[bool, typer.Option("--live", help="Also check with Slurm (sbatch --test-only).")] = False,
     json: Json = False,
 ) -> None:
-    """Check a spec file, also against the stored facts about the cluster, and report all mistakes at once."""
+    """Check a spec file, also against the stored facts about the cluster."""
     from hpcaccel.spec.loading.workflow import read_jobs
 
     profile, there = chosen_profile(cluster), behind_ssh(cluster)
@@ -123,6 +123,7 @@ def _add_estimates(checked: Sequence[_CheckedJob], receipt: BundleReceipt) -> No
 
     Raises:
         SpecError: Slurm would reject a job.
+        ClusterError: the command failed on the cluster for another reason.
     """
     import json
 

@@ -41,7 +41,7 @@ def stop(
 
 
 def resume(run: RunName, secret: Secret = None, json: Json = False) -> None:
-    """Resume a run that was stopped or has failed, from its newest checkpoint."""
+    """Resume a run that was stopped or cancelled or has failed, from its newest checkpoint."""
     found = find(run)
     if (sweep := as_sweep(found)) is not None:
         print_resumed(sweep, sweep.resume(), json=json)
@@ -101,9 +101,9 @@ def pull(
     runs_dir: RunsDir = None,
     json: Json = False,
 ) -> None:
-    """Fetch a run's logs, metrics and records from the cluster, and optionally a checkpoint; local files are kept.
+    """Fetch a run's logs, metrics and records from the cluster, and optionally a checkpoint.
 
-    An interrupted pull continues where it stopped.
+    Files that are already here are not fetched again. An interrupted pull continues where it stopped.
     """
     from hpcaccel.core.run_dir import default_runs_dir
     from hpcaccel.submission.remote.pulling import pull as fetch
@@ -126,8 +126,8 @@ def pull(
         return
     with_checkpoint = "" if pulled.checkpoint is None else f", {pulled.checkpoint} included"
     typer.echo(
-        f"{pulled.path}: {pulled.files} files, {size(pulled.bytes)}{with_checkpoint} "
-        f"({pulled.unchanged} were already here)"
+        f"{pulled.path}: {pulled.files} file{'' if pulled.files == 1 else 's'}, {size(pulled.bytes)}{with_checkpoint} "
+        f"(already here: {pulled.unchanged})"
     )
 
 
@@ -150,7 +150,7 @@ def clean(
     ] = "30d",
     whole_runs: Annotated[
         bool,
-        typer.Option("--runs", help="Delete whole runs that are done or cannot be resumed, not only checkpoints."),
+        typer.Option("--runs", help="Also delete whole runs that are done or have no good checkpoint."),
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Delete. Without this option, only list what would be deleted.")
@@ -161,8 +161,8 @@ def clean(
 ) -> None:
     """Delete old checkpoints, and with --runs also old runs; without --yes only list them.
 
-    Running and waiting runs, pinned checkpoints and each run's newest good checkpoint are kept. With the profile of a
-    cluster behind SSH, the runs on that cluster are cleaned.
+    Running and waiting runs and pinned checkpoints are kept, and without --runs each run's newest good checkpoint. With
+    the profile of a cluster behind SSH, the runs on that cluster are cleaned.
     """
     from hpcaccel.core.run_dir import default_runs_dir
     from hpcaccel.submission import all_runs, find_run
@@ -217,7 +217,7 @@ def _print_kept(plan: Cleaning) -> None:
     for run_id, why in plan.kept[:_SHOWN_KEPT]:
         note(f"kept {run_id}: {clean_text(why)}")
     if len(plan.kept) > _SHOWN_KEPT:
-        note(f"and {len(plan.kept) - _SHOWN_KEPT} more runs are kept")
+        note(f"kept in all: {len(plan.kept)} runs")
 
 
 def _print_sum(done: list[Item], *, yes: bool) -> None:

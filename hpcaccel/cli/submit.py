@@ -49,11 +49,12 @@ Wait = Annotated[bool, typer.Option("--wait", help="Follow the run until it ends
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and submit nothing.")]
 Diff = Annotated[bool, typer.Option("--diff", help="Show changes to spec and code since the last run with this name.")]
 Debug = Annotated[
-    bool, typer.Option("--debug", help="Run on one node for a short time, in the site's debug partition or QOS.")
+    bool,
+    typer.Option("--debug", help="Run on one node for a short time, in the site's debug partition or QOS if known."),
 ]
 Live = Annotated[bool, typer.Option("--live", help="First check whether Slurm would accept the job.")]
 NoFacts = Annotated[
-    bool, typer.Option("--no-facts", help="Ignore the stored facts about the cluster, if they are outdated.")
+    bool, typer.Option("--no-facts", help="Ignore the stored facts about the cluster, for example outdated ones.")
 ]
 
 
@@ -188,7 +189,8 @@ def _print_submitted(run: Run | RunArray, *, json: bool, changes: dict[str, Any]
         print_json(document if changes is None else {**document, "changes": changes})
         return
     tasks = run.record.array_size
-    typer.echo(f"submitted {run.name}{'' if tasks is None else f' ({tasks} tasks)'}")
+    count = "" if tasks is None else f" ({tasks} task{'' if tasks == 1 else 's'})"
+    typer.echo(f"submitted {run.name}{count}")
     typer.echo(f"  run:        {run.run_id}")
     followers = run.record.links[1:]
     typer.echo(f"  job:        {run.job_id}{', followed by ' if followers else ''}{', '.join(followers)}")

@@ -229,14 +229,16 @@ def retry_failed(sweep: SweepName, secret: Secret = None, json: Json = False) ->
 @_there_or_here("extend")
 def extend(
     sweep: SweepName,
-    top: Annotated[int, typer.Option(metavar="K", min=1, help="Number of best trials to continue.")],
+    top: Annotated[
+        int, typer.Option(metavar="K", min=1, help="Number of best trials to continue; repeats of a point count once.")
+    ],
     overrides: Overrides = None,
     secret: Secret = None,
     json: Json = False,
 ) -> None:
     """Continue the best trials from their checkpoints, with new values such as args.epochs=20.
 
-    Without new values, the best pruned trials are run again to their end.
+    Without new values, only pruned trials are continued.
     """
     found = _find(sweep)
     print_continued(found, *found.extend(top, settings=overrides or []), json=json)
@@ -253,4 +255,4 @@ def throttle(
     """
     found = _find(sweep)
     found.throttle(most)
-    typer.echo(f"{found.run_id}: at most {most} workers run at a time")
+    typer.echo(f"{found.run_id}: the limit of workers that run at a time is now {most}")

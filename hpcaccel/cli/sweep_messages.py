@@ -51,6 +51,10 @@ def _workers(arrays: WorkerArrays) -> str:
     return _count(len(arrays.jobs), "worker")
 
 
+def _jobs(arrays: WorkerArrays) -> str:
+    return f"job{'s' * (len(arrays.array_ids) > 1)} {', '.join(arrays.array_ids)}"
+
+
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
@@ -58,7 +62,7 @@ def _count(count: int, noun: str) -> str:
 def _note_missing_workers(arrays: WorkerArrays) -> None:
     if arrays.refusal:
         note(
-            f"note: only {len(arrays.jobs)} of {len(arrays.indices)} workers were started: Slurm accepts no more jobs "
+            f"note: only {len(arrays.jobs)} of {len(arrays.indices)} workers started: Slurm accepts no more jobs "
             f"from you ({arrays.refusal}). The sweep runs the same number of trials, but takes longer"
         )
 
@@ -70,7 +74,7 @@ def print_dry_run(plan: DryRun, *, json: bool) -> None:
         return
     typer.echo(f"{plan.name} can be started on {plan.cluster}; nothing was started (--dry-run)")
     typer.echo(f"  directory:  {plan.path}")
-    points = "an infinite number of points" if plan.space is None else f"{plan.space:,} points"
+    points = "an infinite number of points" if plan.space is None else f"{plan.space:,} point{'s' * (plan.space != 1)}"
     most = "until max_gpu_hours are used up" if plan.trials is None else f"at most {plan.trials:,}"
     typer.echo(f"  trials:     {most}, {plan.method} over {points}")
     for number, point in enumerate(plan.first_points):
@@ -87,7 +91,8 @@ def print_dry_run(plan: DryRun, *, json: bool) -> None:
     else:
         hours = f"{plan.gpu_hours_per_stay:.3g}"
         typer.echo(f"  GPU-hours:  at most {hours} until all workers reach their time limit; then they are requeued")
-    limit = "no limit (max_gpu_hours)" if plan.max_gpu_hours is None else f"{plan.max_gpu_hours:g} (max_gpu_hours)"
+    given = plan.max_gpu_hours
+    limit = "no limit (max_gpu_hours is not set)" if given is None else f"{given:g} (max_gpu_hours)"
     typer.echo(f"              in total: {limit}")
     typer.echo(f"  files:      {', '.join(plan.files)}")
 
@@ -98,7 +103,7 @@ def print_resumed(sweep: Sweep, arrays: WorkerArrays, *, json: bool) -> None:
     if json:
         print_json({**_identity(sweep), "job_ids": arrays.array_ids, "workers": len(arrays.jobs)})
         return
-    typer.echo(f"{sweep.run_id} continues with {_workers(arrays)} as job {', '.join(arrays.array_ids)}")
+    typer.echo(f"{sweep.run_id} continues with {_workers(arrays)} as {_jobs(arrays)}")
 
 
 def print_continued(sweep: Sweep, queued: list[ContinuedTrial], arrays: WorkerArrays | None, *, json: bool) -> None:
@@ -113,9 +118,9 @@ def print_continued(sweep: Sweep, queued: list[ContinuedTrial], arrays: WorkerAr
         what = "starts again" if one.checkpoint_step is None else f"continues from step {one.checkpoint_step}"
         typer.echo(f"trial {one.trial} {what}, as a new trial")
     who = (
-        "the workers run them next"
+        "the running workers will process the queue"
         if arrays is None
-        else f"{_workers(arrays)} started as {', '.join(arrays.array_ids)}"
+        else f"{_workers(arrays)} started as {_jobs(arrays)}"
     )
     typer.echo(f"{_count(len(queued), 'trial')} queued; {who}")
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND_LINE", "Effect", "Secret", "copy_frames", "follow_there", "forwarded", "there_or_here"]
 
 Effect = Literal["changes", "reads", "follows"]
-"""Effect of a command. ``changes``: it runs exactly once, even if the connection breaks. ``reads``: it only reads, and
-may be sent again. ``follows``: it reads until the run has ended."""
+"""Effect of a command. ``changes``: it takes effect at most once, even if the connection breaks and the request is
+repeated. ``reads``: it only reads, and may be sent again. ``follows``: it reads until the run has ended."""
 WATCH = {"--watch", "-w"}
 """Options that make ``status`` follow the run."""
 LOCAL_OPTIONS = ("--cluster", "--secret")

@@ -119,7 +119,9 @@ def cluster_of_run(token: str | None, *, only_sweeps: bool = False) -> tuple[Rem
     if run is not None and not _is_here(token, newer_than=run["run_id"], only_sweeps=only_sweeps):
         cluster = behind_ssh(run["cluster"])
         if cluster is None:
-            raise UserError(f"{token} was submitted to {run['cluster']}, whose profile no longer has a host")
+            raise UserError(
+                f"{token} was submitted to {run['cluster']}, whose profile no longer has a host: add it to the profile"
+            )
         base, underscore, index = token.partition("_")
         is_part = underscore and index.isdecimal() and base in (run["run_id"], run["job_id"])
         return cluster, run["run_id"] + (f"_{index}" if is_part else "")

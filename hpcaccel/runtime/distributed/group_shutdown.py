@@ -1,4 +1,4 @@
-"""Shutdown of the process groups at the end of a program: a barrier, a wait for busy threads, groups that are kept."""
+"""Parts of the shutdown of process groups: a barrier, a wait for busy threads, and groups that stay after a failure."""
 
 from __future__ import annotations
 

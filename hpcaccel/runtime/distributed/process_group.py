@@ -66,7 +66,7 @@ class RankGroup:
     timeout: timedelta = timedelta(seconds=TIMEOUT_SECONDS)
     """Timeout of the script's collectives, and of a default group created by hpcaccel."""
     exchange: Exchange | None = None
-    """The calls in ``calls``; None for a single process."""
+    """Makes the calls in ``calls``; None for a single process."""
 
     @property
     def is_alive(self) -> bool:

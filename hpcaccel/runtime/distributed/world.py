@@ -68,7 +68,11 @@ class World:
         init_method: str | None = None,
         timeout: timedelta | None = None,
     ) -> World:
-        """The world of this process; if there is none, it is created from the arguments. See ``refuse_changes``."""
+        """The world of this process; if there is none, it is created from the arguments.
+
+        Raises:
+            RuntimeMisuse: as in ``refuse_changes``.
+        """
         if cls.existing() is None:
             cpu = cpu or rank_env.is_set("ACCELERATE_USE_CPU") or rank_env.is_set("HPCACCEL_USE_CPU")
             timeout = timeout or timedelta(seconds=process_group.TIMEOUT_SECONDS)
