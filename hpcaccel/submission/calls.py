@@ -1,6 +1,6 @@
 """The callables that submitit pickles: small and importable, with paths instead of models or objects of ``__main__``.
 
-The ranks of a Python function import this module, so it imports only the standard library and submitit.
+The ranks of a Python function import this module, so besides hpcaccel's base it needs only submitit and cloudpickle.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CallFailed(HpcaccelError):
 
 
 def call_failure(trace: str) -> str | None:
-    """The message of a ``CallFailed`` at the end of a rank's traceback; None if it ends in another exception."""
+    """The message of the last ``CallFailed`` in a rank's traceback; None if there is none."""
     _, found, sentence = str(trace).rstrip().rpartition(f"{CallFailed.__module__}.{CallFailed.__name__}: ")
     return " ".join(sentence.split()) if found else None
 

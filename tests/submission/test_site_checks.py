@@ -300,7 +300,7 @@ def test_partition_restricted_to_root_or_groups_is_refused() -> None:
     assert line.startswith("error: slurm.partition 'gpu' is restricted to root: use another partition")
     grouped = facts(partitions=[{**PARTITIONS[0], "allow_groups": ["bio"]}], groups=["ada", "ml"])
     (line,) = said(GOOD, site=grouped)
-    expected = "error: slurm.partition 'gpu' is restricted to the groups bio, and you are not a member of any"
+    expected = "error: slurm.partition 'gpu' is restricted to AllowGroups=bio, and you are not a member: use another"
     assert line.startswith(expected)
     assert said(GOOD, site=grouped.model_copy(update={"groups": ["bio"]})) == []
 

@@ -1,4 +1,4 @@
-"""Checks of checkpoints: whether they fit the quota, and whether a preemption leaves time to save one.
+"""Checks of quota and preemption: whether checkpoints fit, and whether a preempted job can save one and is requeued.
 
 Sizes and times come from the last run of the same name. ``JobRequeue=0`` is no obstacle to a requeue: it is a default
 (slurm.conf(5)), which ``--requeue`` in the batch script overrides.
@@ -27,7 +27,7 @@ from hpcaccel.submission.clusters.limits import effective_qos
 __all__ = ["History", "Preemption", "last_run_of", "preemption", "preemption_of", "read_history", "storage"]
 
 MOST_RUNS = 10
-"""Number of newest runs of a name that are searched for a checkpoint; also of tasks and of trials in each."""
+"""Number of runs of a name that are searched for a checkpoint, newest first; also of tasks and of trials in each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def last_run_of(name: str, runs_dir: Path) -> Iterator[RunDir]:
 
 
 def read_history(name: str, runs_dir: Path) -> History | None:
-    """Measurements of the newest run of this name that has saved a checkpoint; None if there is none."""
+    """Measurements of the newest run of this name that saved a checkpoint, out of the last ``MOST_RUNS``; else None."""
     for _, run in zip(range(MOST_RUNS), last_run_of(name, runs_dir), strict=False):
         parts = [run, *(RunDir(path) for path in _parts(run))]
         found = next((history for part in parts if (history := _of(part)) is not None), None)
@@ -135,7 +135,7 @@ def storage(spec: JobSpec, facts: SiteFacts, *, runs_dir: Path | None, history: 
 
 
 def _quota_of(runs_dir: Path, facts: SiteFacts) -> Quota | None:
-    """The quota of the nearest directory above ``runs_dir``."""
+    """The quota of ``runs_dir``, or of its nearest parent directory that has one."""
     above = [one for one in facts.quota if runs_dir.is_relative_to(one.path)]
     return max(above, key=lambda one: len(Path(one.path).parts), default=None)
 
@@ -155,7 +155,7 @@ def _against(
             yield warning(
                 "checkpoint.keep",
                 f"null keeps all checkpoints, but there is space for only {max(0, fit + 1)} more: {each}, and "
-                f"{available}",
+                f"{available}. Set it to the number of checkpoints to keep",
             )
         return
     needed = one * (keep + 1)
@@ -213,7 +213,7 @@ def preemption_of(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Pree
 
 
 def _is_above(other: Partition, partition: Partition) -> bool:
-    """Whether jobs of ``other`` can use the same nodes and have precedence."""
+    """Whether jobs of ``other`` have a higher PriorityTier, and may use nodes of the same type."""
     share = not other.node_types or not partition.node_types or bool({*other.node_types} & {*partition.node_types})
     return share and other.priority_tier > partition.priority_tier
 
@@ -241,9 +241,9 @@ def preemption(
 
 
 def _requeued(spec: JobSpec, partition: Partition, found: Preemption) -> Iterator[Finding]:
-    """Warn if the job is lost in a preemption.
+    """Warn if preemption ends the job for good, unless its time limit is at most ``SHORT_SECONDS``.
 
-    A job that may not be requeued is cancelled, whatever the mode (slurm.conf(5), PreemptMode).
+    PreemptMode=REQUEUE cancels jobs that may not be requeued (slurm.conf(5)).
     """
     if not spec.resilience.requeue:
         if (spec.slurm.time_seconds or SHORT_SECONDS + 1) <= SHORT_SECONDS:

@@ -1,8 +1,8 @@
 """Offline checks of a job spec against the stored facts of its cluster: what Slurm would refuse, or never start.
 
 Unknown facts are not errors: an unknown limit is no limit, and a list that could not be read forbids nothing. A job
-can have several partitions, of which Slurm uses the first that fits (sbatch(1)): a problem in only some of them is a
-warning.
+can have several partitions, of which Slurm uses the one that can start the job first (sbatch(1)): if one accepts the
+job, exceeded limits of the others are warnings.
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def check_site(
     now: float | None = None,
     with_ages: bool = True,
 ) -> list[Finding]:
-    """All findings for ``spec``, errors first.
+    """The findings for ``spec``, errors first; none if ``spec`` is for another cluster of a federation.
 
     Args:
         array_tasks: the number of tasks of an array; None for a single job.
-        runs_dir: the parent of the run directories on the cluster; None if unknown.
+        runs_dir: where run directories are created on the cluster; None if unknown.
         history: measurements of the last run of the same name.
         now: seconds since 1970, for the age of the facts.
         with_ages: whether to append the age of the facts to each finding.
@@ -214,11 +214,11 @@ STALE_DAYS = 30
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A setting of a profile that contradicts the cluster's facts."""
+    """A setting of a profile that is wrong or missing according to the cluster's facts."""
 
     key: str
     message: str
-    """The message after the key, beginning with the value."""
+    """The text after the key."""
     is_error: bool = True
 
     def __str__(self) -> str:
@@ -226,10 +226,10 @@ class Contradiction:
 
 
 def check(profile: ClusterProfile, facts: SiteFacts) -> list[Contradiction]:
-    """All contradictions between ``profile`` and ``facts``.
+    """The settings of ``profile`` that are wrong or missing according to ``facts``.
 
     Raises:
-        SpecError: the profile's own settings conflict.
+        SpecError: the profile's own settings conflict, or ``exclude`` has an invalid host list.
     """
     return [*_defaults(profile, facts), *_excluded(profile, facts), *_other(profile, facts)]
 

@@ -12,7 +12,7 @@ from hpcaccel.spec.cluster.cluster_facts import SiteFacts
 from hpcaccel.spec.loading.layers import read_document
 from hpcaccel.spec.yaml12 import PlainScalar
 
-__all__ = ["Finding", "error", "listed", "located", "nearest", "warning", "with_age"]
+__all__ = ["Finding", "counted", "error", "listed", "located", "nearest", "warning", "with_age"]
 
 _SHOWN = 12
 
@@ -24,7 +24,7 @@ class Finding:
     key: str
     """The setting, such as ``slurm.partition``."""
     message: str
-    """The text after the key, which begins with the value."""
+    """The text after the key, which for most settings begins with the value."""
     is_error: bool
     place: str = ""
     """The place of the setting, such as ``job.yaml:12``."""
@@ -43,6 +43,10 @@ def error(key: str, message: str) -> Finding:
 
 def warning(key: str, message: str) -> Finding:
     return Finding(key=key, message=message, is_error=False)
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str], label: str = "has") -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.cluster.cluster_facts import Account, Partition, Qos, SiteFacts
 from hpcaccel.spec.job.quantities import canonical_time, time_seconds
-from hpcaccel.submission.clusters.findings import Finding, error, listed, nearest, warning
+from hpcaccel.submission.clusters.findings import Finding, counted, error, listed, nearest, warning
 
 __all__ = ["accounts", "array_size", "effective_account", "effective_qos", "groups", "job_limits", "partition_limits"]
 
@@ -35,7 +35,7 @@ def effective_qos(spec: JobSpec, facts: SiteFacts) -> Qos | None:
 
 
 def accounts(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
-    """Errors for the account and the QOS. Slurm checks neither unless it enforces associations (slurm.conf(5))."""
+    """Errors for the account, and for the QOS if it is enforced (AccountingStorageEnforce in slurm.conf(5))."""
     enforced = {word.lower() for word in facts.config.accounting_enforce}
     if not enforced or "none" in enforced:
         return
@@ -97,7 +97,8 @@ def groups(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Iterator[Fi
     if members is not None and facts.groups and not set(members) & set(facts.groups):
         yield error(
             "slurm.partition",
-            f"{partition.name!r} is restricted to the groups {', '.join(members)}, and you are not a member of any",
+            f"{partition.name!r} is restricted to AllowGroups={','.join(members)}, and you are not a member: use "
+            "another partition",
         )
 
 
@@ -195,7 +196,7 @@ def _nodes(spec: JobSpec, limits: list[_Limit]) -> Iterator[Finding]:
 
 
 def job_limits(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
-    """Errors if the job's GPUs or CPUs exceed a limit of its QOS or account (MaxTRES; MaxTRESPU: per user)."""
+    """Errors if the job's GPUs or CPUs exceed a limit of its QOS (MaxTRES, MaxTRESPU) or account (MaxTRES, GrpTRES)."""
     if not _enforced(facts):
         return
     slurm = spec.slurm
@@ -206,13 +207,14 @@ def job_limits(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
         limits = _tres_limits(tres, effective_qos(spec, facts), effective_account(spec, facts))
         least = min(limits, key=lambda one: one.most, default=None)
         if least is not None and count > least.most:
-            what = "GPUs" if tres == "gres/gpu" else "CPUs"
+            what = "GPU" if tres == "gres/gpu" else "CPU"
             per_node = max(1, count // slurm.min_nodes)
             fits = least.most // per_node
-            remedy = f"set slurm.nodes to {fits}" if fits else f"request at most {least.most} {what}"
+            fewer = f"request at most {counted(least.most, what)}" if least.most else "use another QOS or account"
+            remedy = f"set slurm.nodes to {fits}" if fits else fewer
             yield error(
                 "slurm.nodes",
-                f"{slurm.nodes} with {per_node} {what} each is {count} {what}, more than {least.whose} "
+                f"{slurm.nodes} with {counted(per_node, what)} each is {counted(count, what)}, more than {least.whose} "
                 f"{least.limit.format(least.most)}: {remedy}",
             )
 

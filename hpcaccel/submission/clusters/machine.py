@@ -1,6 +1,6 @@
 """Facts of a login node besides Slurm: user, containers, Python, quotas, collected by one small shell script.
 
-The same script runs on this machine and over SSH. It uses only POSIX and coreutils, and writes nothing.
+The same script runs on this machine and over SSH. It needs only POSIX and coreutils, and writes nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def ask(run: Run, *, program: str, paths: Sequence[str]) -> Machine:
         paths: directories whose quotas are needed, besides home and ``$SCRATCH``.
 
     Raises:
-        ClusterError: the machine does not respond in time, or has no POSIX shell.
+        ClusterError: the machine does not respond in time, or has no ``sh``.
     """
     words = ["sh", "-c", SCRIPT, "sh", program, *paths]
     try:

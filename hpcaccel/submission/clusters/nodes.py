@@ -10,7 +10,7 @@ from hpcaccel.spec import JobSpec
 from hpcaccel.spec.cluster.cluster_facts import NodeType, Partition, SiteFacts
 from hpcaccel.spec.job.quantities import memory_megabytes
 from hpcaccel.spec.job.slurm import SlurmSection
-from hpcaccel.submission.clusters.findings import Finding, error, listed, nearest
+from hpcaccel.submission.clusters.findings import Finding, counted, error, listed, nearest
 
 __all__ = ["hardware"]
 
@@ -25,8 +25,6 @@ class _Request:
     key: str
     amount_text: str
     """The amount as text: ``8 GPUs``."""
-    has: str
-    """Format string for the amount of the best node, with {0} for the number."""
     amount: int
     kind: str = ""
     """The GPU type; "" for any."""
@@ -93,11 +91,11 @@ def _capped(kind: NodeType, partitions: Sequence[Partition]) -> NodeType:
 
 def _requests(slurm: SlurmSection) -> Iterator[_Request]:
     for kind, count in _gpus(slurm):
-        yield _Request("gpus", f"{count} {kind + ' ' if kind else ''}GPUs", "{0} GPUs", count, kind)
+        yield _Request("gpus", counted(count, f"{kind} GPU" if kind else "GPU"), count, kind)
     cpus = _cpus(slurm)
-    yield _Request("cpus", f"{cpus} CPUs", "{0} CPUs", cpus)
+    yield _Request("cpus", counted(cpus, "CPU"), cpus)
     if memory := _memory(slurm, cpus):
-        yield _Request("mem", f"{_size(memory)} of memory", "{0}", memory)
+        yield _Request("mem", f"{_size(memory)} of memory", memory)
 
 
 def _gpus(slurm: SlurmSection) -> list[tuple[str, int]]:
@@ -158,7 +156,7 @@ def _too_much(request: _Request, slurm: SlurmSection, kinds: Sequence[NodeType],
         return error(key, f"{requested}, but {where} {has} no such GPUs {known}{nearest(request.kind, types)}")
     if request.key == "gpus" and most == 0:
         return error(key, f"{requested}, but no node in {where} has GPUs: set slurm.partition to one that has")
-    has = _size(most) if request.key == "mem" else request.has.format(most)
+    has = _size(most) if request.key == "mem" else counted(most, "GPU" if request.key == "gpus" else "CPU")
     return error(key, f"{requested}, but no node in {where} has more than {has}: request at most {has}")
 
 
@@ -207,7 +205,7 @@ def _names(constraint: str) -> list[str]:
 
 
 def _has_features(constraint: str | None, kind: NodeType) -> bool:
-    """Whether a node has all features of a constraint such as a&b. True for forms that concern several nodes."""
+    """Whether a node has all features of a constraint such as a&b. True for other operators, which are not checked."""
     if constraint is None or not re.fullmatch(r"[\w.:=+/&,-]+", constraint):
         return True
     return set(_names(constraint)) <= set(kind.features)

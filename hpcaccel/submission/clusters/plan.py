@@ -38,14 +38,15 @@ __all__ = [
 
 
 MOST_QUESTIONS = 36
-"""Maximum number of choices: each one queries the controller, whose load sites want to keep low."""
+"""Maximum number of choices: each one can query the controller, whose load sites want to keep low."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """A partition and a number of nodes.
 
-    Times are seconds since 1970. Node and GPU hours assume that the job uses its whole time limit.
+    ``start_time`` and ``asked`` are seconds since 1970. Node and GPU hours assume that the job uses its whole time
+    limit, ``time_seconds``.
     """
 
     job: str = ""
@@ -97,7 +98,7 @@ def plan_choices(
         source: a spec file with one job, or one job of a file with several.
         partitions, nodes: the values to combine; if empty, the spec's own.
         facts: the cluster's facts; Slurm is not queried for choices that they rule out.
-        on_query: called with the spec before each query.
+        on_query: called with the spec of each combination before Slurm is queried.
 
     Raises:
         SpecError: the spec is invalid, or an item of ``nodes`` is not a number of nodes.
@@ -126,7 +127,7 @@ def _count(partitions: Sequence[str], nodes: Sequence[str]) -> int:
 def _refuse_too_many(count: int) -> None:
     if count > MOST_QUESTIONS:
         raise UserError(
-            f"{count} combinations are too many (at most {MOST_QUESTIONS}, because each one queries Slurm): "
+            f"{count} combinations are too many (at most {MOST_QUESTIONS}, because each one can query Slurm): "
             "give fewer partitions or node counts"
         )
 
@@ -207,9 +208,10 @@ class DebugJob:
 
 
 def debug_job(spec: JobSpec, facts: SiteFacts | None) -> DebugJob:
-    """The settings of a debugging job: one node, at most 15 minutes, not requeued, named ``<name>-debug``.
+    """The settings of a debugging job: at most 15 minutes, not requeued, named ``<name>-debug``.
 
-    The job uses a partition for debugging if the facts have one, else a QOS for debugging, else the spec's partition.
+    The ranks get one node, and so does each component. The job uses a partition for debugging if the facts have one
+    that it may use, else a QOS for debugging, else the spec's partition.
     """
     minutes = _minutes(spec)
     place: list[str] = []

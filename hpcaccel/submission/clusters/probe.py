@@ -41,7 +41,7 @@ def probe(profile: ClusterProfile, run: Run = subprocess.run, *, now: float | No
         run: starts programs: ``subprocess.run``, or the ``runner`` of a connection to a login node.
 
     Raises:
-        ClusterError: the machine has no Slurm, or the profile is for the local backend.
+        ClusterError: the machine has no Slurm or does not respond in time, or the profile is for the local backend.
         SlurmCommandError: the controller does not respond.
     """
     if profile.backend == "local":
@@ -179,8 +179,8 @@ def new_profile(name: str, *, host: str | None, default: bool, settings: Sequenc
     """
     if not is_profile_name(name) or name in RESERVED:
         raise SpecError(
-            f"{name!r} is not a valid profile name: use at most 64 letters, digits, '.', '_' and '-', and not "
-            f"{' or '.join(map(repr, RESERVED))}"
+            f"{name!r} is not a valid profile name: use at most 64 letters, digits, '.', '_' and '-', starting with a "
+            f"letter or digit, and not {' or '.join(map(repr, RESERVED))}"
         )
     if profile_path(name).exists():
         raise SpecError(f"profile {name!r} already exists: edit {profile_path(name)}, or delete it first")
@@ -259,14 +259,15 @@ def write_profile(name: str, values: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     head = (
         f"# Cluster profile {name}: site defaults, which job specs override. `hpcaccel cluster check {name}` compares\n"
-        "# it with the cluster. Keys: host, runs_dir, slurm, environment, env, exclude, templates.\n"
+        "# it with the cluster. Keys: backend, default, host, hpcaccel, runs_dir, slurm, environment, env, exclude,\n"
+        "# templates.\n"
     )
     atomic_write(path, head + (write_yaml(values) if values else f"name: {name}\n"), mode=PRIVATE_MODE)
     return path
 
 
 def set_program(profile: ClusterProfile, program: str) -> bool:
-    """Record the path of hpcaccel in the profile unless it has a path. Returns False if it has a different path."""
+    """Record the path of hpcaccel in the profile unless it has one. Returns whether ``program`` is now recorded."""
     if profile.hpcaccel is not None or profile.source is None:
         return profile.hpcaccel == program
     text = profile.source.read_text(encoding="utf-8")

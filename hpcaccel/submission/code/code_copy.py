@@ -33,7 +33,7 @@ _NO_CODE = {
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".DS_Store",
 }  # fmt: skip
 _OUTPUT = {"checkpoints", "wandb", "runs", "outputs", "mlruns", "lightning_logs", "tensorboard"}
-"""Names of folders with results, which are left out unless they are Python packages."""
+"""Names of folders with results. Their untracked files are left out, except in Python packages."""
 _NO_CODE_SUFFIXES = {".pyc", ".pyo", ".sif"}
 _ET_CORE = 4
 
@@ -71,12 +71,12 @@ def plan_code(
 
     Args:
         entrypoint: a file below ``root`` that is always copied.
-        include: globs relative to ``root`` of files to copy although git or the defaults leave them out.
+        include: globs relative to ``root`` of files and folders to copy although git or the defaults leave them out.
         exclude: globs of files or folders to leave out.
-        runs_dir: never copied.
+        runs_dir: left out, except for files that ``include`` matches.
 
     Raises:
-        SpecError: the code exceeds ``MAX_BYTES`` or ``MAX_FILES``; the message names the largest files.
+        SpecError: the code exceeds ``MAX_BYTES`` or ``MAX_FILES``, or ``include`` has an invalid pattern.
     """
     if (sent := sent_files(root)) is not None:
         names = {PurePosixPath(name) for name in sent}
@@ -258,7 +258,10 @@ def _matches_any(name: PurePosixPath, patterns: Sequence[str]) -> bool:
 
 
 def _matches(name: PurePosixPath, pattern: str) -> bool:
-    """As in .gitignore: a pattern without a slash matches a part of the path, one with a slash the path or a parent."""
+    """A pattern without a slash matches a part of the path, one with a slash the path or a parent.
+
+    Unlike in .gitignore, ``*`` also matches slashes.
+    """
     pattern = pattern.rstrip("/")
     if "/" not in pattern:
         return any(fnmatchcase(part, pattern) for part in name.parts)

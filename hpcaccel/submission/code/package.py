@@ -1,9 +1,9 @@
 """The parts of hpcaccel that are copied into a run directory.
 
-The batch step's program is one zip file that any Python can run. It contains the base and ``node``, which import the
-standard library only. The ranks' part is a folder for containers whose image has torch but not hpcaccel. The loader
-shield is a folder with a ``sitecustomize`` that keeps data-loader workers alive through a SIGTERM. All are copies, so
-that an upgrade of hpcaccel does not change queued jobs.
+The batch step's program is one zip file with ``core``, ``slurm`` and ``node``, which import the standard library only.
+The ranks' part is a folder for containers whose image has torch but not hpcaccel. The loader shield is a folder with a
+``sitecustomize`` that keeps data-loader workers alive through a SIGTERM from Slurm. All are copies, so that an upgrade
+of hpcaccel does not change queued jobs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def write_node_program(path: Path) -> None:
 
 
 RANK_SIDE = "rank_side"
-"""Folder in the run directory. In the ranks' PYTHONPATH it follows the copied code; it is mounted read-only."""
+"""Folder in the run directory, for ranks in containers: mounted read-only, and in PYTHONPATH after the copied code."""
 
 LOADER_SHIELD = "loader_shield"
 """Folder in the run directory, for the PYTHONPATH of ranks that are stopped by signals."""

@@ -25,7 +25,7 @@ class GitState:
 
 
 def git_state(folder: Path, *, runs_dir: Path | None = None) -> GitState | None:
-    """The commit of ``folder``, ignoring changes in ``runs_dir``; None outside of git or before the first commit.
+    """The commit of ``folder``, ignoring changes in ``runs_dir``; None without git or a commit.
 
     For code from another machine, the commit on that machine.
     """

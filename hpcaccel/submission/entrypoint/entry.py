@@ -48,7 +48,7 @@ often contains the original code, which may have changed when a job is requeued.
 
 @dataclass(frozen=True)
 class Entry:
-    """The program's file and the folder of its code. Both are None if the program is installed."""
+    """The program's file and the folder of its code. Both are None for installed programs and notebook functions."""
 
     file: Path | None
     root: Path | None
@@ -104,7 +104,7 @@ def _function_entry(function: Callable[..., Any]) -> Entry:
 
 
 def plan_copy(spec: JobSpec, entry: Entry, *, runs_dir: Path) -> CodePlan | None:
-    """The code to copy; None if nothing is copied. Raises SpecError if the code is too large."""
+    """The code to copy; None if nothing is copied. Raises the errors of ``plan_code``."""
     if not spec.code.copy_ or entry.root is None:
         return None
     return plan_code(
@@ -217,7 +217,7 @@ def _program(spec: JobSpec, entry: Entry, plan: CodePlan | None, code: Path) -> 
 
 
 def python_of_ranks(spec: JobSpec) -> str | None:
-    """The ranks' Python. None: the first on the node's PATH once modules, conda and venv are loaded."""
+    """The ranks' Python. None: the first on the node's PATH once the spec's environment is set up."""
     environment = spec.environment
     if environment.python is not None:
         return environment.python
@@ -239,7 +239,7 @@ _SECRETS: ContextVar[SecretSource | None] = ContextVar("_SECRETS", default=None)
 
 
 def check_secrets(spec: JobSpec) -> None:
-    """Raises SpecError for every secret that is not in this process's environment."""
+    """Raises SpecError if secrets are missing in this process's environment; the message lists them."""
     missing = _missing(spec.environment.secrets)
     if missing:
         raise SpecError(

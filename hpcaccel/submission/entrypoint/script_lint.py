@@ -1,6 +1,6 @@
-"""Static checks of a training script: which parts of hpcaccel it uses, and whether it resumes after a requeue.
+"""Warnings about a training script and its job: whether it detects stop requests, resumes, and can be requeued.
 
-Nothing is executed. The script and the files that it imports from its own folder are parsed, installed modules are not.
+The script is not executed. It and the files that it imports from its code folder are parsed, installed modules are not.
 A script that uses hpcaccel only through installed modules counts as not using it.
 """
 
@@ -187,11 +187,11 @@ def _name(node: ast.expr) -> str | None:
 
 MANY_RANKS_PER_CORE = 16
 _LOADS = {"resume", "epochs", "steps", "load_state"}
-"""Methods that load the newest checkpoint."""
+"""Methods that load a checkpoint."""
 
 
 def advice(spec: JobSpec, entry: Entry, plan: CodePlan | None) -> tuple[str, ...]:
-    """Warnings about a script that does not detect stop requests, never loads a checkpoint, or lacks torch.
+    """Warnings about a script that does not detect stop requests, loads no checkpoint, or has a Python without torch.
 
     Only the script and its imports from the code folder are checked; a name counts wherever it occurs in them.
     """
@@ -235,7 +235,7 @@ def _on_stopping(spec: JobSpec, used: ImportedModules, shown: str) -> tuple[str,
 
 
 def advice_on_cluster(spec: JobSpec, slurm: Slurm) -> tuple[str, ...]:
-    """A warning if the job is to be requeued but its partition preempts by cancelling.
+    """A warning if the job is to be requeued but one of its partitions preempts by cancelling.
 
     ``JobRequeue=0`` alone is no obstacle: it is a default, which --requeue in the batch script overrides
     (slurm.conf(5)).
@@ -251,9 +251,11 @@ def advice_on_cluster(spec: JobSpec, slurm: Slurm) -> tuple[str, ...]:
     cancelling = [name for name in wanted if name in partitions and partitions[name].preempt_mode.upper() == "CANCEL"]
     if not cancelling:
         return ()
+    names = ", ".join(map(repr, cancelling))
+    which = f"partition {names} preempts" if len(cancelling) == 1 else f"partitions {names} preempt"
     return (
-        f"partition {', '.join(map(repr, cancelling))} preempts by cancelling (PreemptMode=CANCEL), and a job that is "
-        "preempted without grace time is not requeued: set resilience.chain to the maximum number of consecutive jobs",
+        f"{which} by cancelling (PreemptMode=CANCEL), and a job that is preempted without grace time is not requeued: "
+        "set resilience.chain to the maximum number of consecutive jobs",
     )
 
 

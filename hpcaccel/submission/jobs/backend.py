@@ -86,7 +86,7 @@ def take_back(slurm: Slurm, job_id: str) -> None:
     """Cancel a job that has just been submitted.
 
     Raises:
-        SlurmCommandError: scancel failed. Never SlurmUnreachable, which means that no job exists.
+        SlurmCommandError: scancel failed. Never SlurmUnreachable, which would mean that there is no job.
     """
     try:
         slurm.cancel(job_id)
@@ -112,7 +112,7 @@ def ranges(indices: Sequence[int]) -> str:
 DEFAULT_SIZE = 1001
 """Slurm's default of MaxArraySize."""
 FEW = 100
-"""Up to this number of tasks, MaxArraySize is not queried: sites allow more."""
+"""Up to this number of tasks, MaxArraySize is not queried: few sites set it lower."""
 MOST = 100_000
 """Largest array of the local backend, and of Slurm if MaxArraySize cannot be read."""
 

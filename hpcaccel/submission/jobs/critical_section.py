@@ -42,7 +42,7 @@ def take(path: Path, *, what: str) -> int:
     """Lock the file ``path``, which is created if it is missing. Waits while another process holds the lock.
 
     Args:
-        what: what the holder of the lock does, such as ``submits RUN``, for the message while this process waits.
+        what: what the holder of the lock is doing, such as ``is submitting RUN``, for the message during the wait.
 
     Returns:
         The descriptor, for :func:`give_back`, or ``UNLOCKED``.
@@ -136,6 +136,8 @@ class _Signalled(BaseException):
 def raise_on_signals() -> Iterator[Callable[[], None]]:
     """On SIGTERM or SIGHUP, raise an exception in the block, for cleanup, and then end the process by that signal.
 
+    Only in the main thread, and only for signals that have the default handler.
+
     Yields:
         A function that restores the default handlers before the block ends.
     """
@@ -164,9 +166,9 @@ def raise_on_signals() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer SIGINT, SIGTERM and SIGHUP until the end of the block, for this process and the commands that it starts.
+    """Defer SIGINT, SIGTERM and SIGHUP until the end of the block. Commands that the block starts have them blocked.
 
-    A signal between submission and record would leave an unrecorded job. Deferred signals are delivered at the end.
+    A signal between submission and record would leave an unrecorded job. Works in the main thread only.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,9 +1,9 @@
 """Submitting the job of a run: write the intent, submit the script, record the job. Used by submit, resume and sweeps.
 
 Before a script is submitted, an intent is written to the run directory. It is removed once the job is in the run's
-record. An intent that exists while no process holds the lock was left by a submit or a resume that was killed;
-``recovery`` checks whether its job exists. A lock per run serializes the processes that submit the run. sbatch inherits
-the lock, so that a killed submit counts as ended only when its sbatch has ended, too.
+record. An intent that exists while no process holds the lock was left by a submit or a resume that was killed, or whose
+job Slurm did not confirm; ``recovery`` checks whether the job exists. A lock per run serializes the processes that
+submit the run. sbatch inherits the lock, so that a killed submit counts as ended only when its sbatch has ended, too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Intent:
     known: frozenset[str]
     """Ids of the run's earlier jobs, without task indices."""
     indices: list[int] | None
-    """The tasks or workers to submit; None: the run is not an array."""
+    """The tasks or workers to submit; None for a single job."""
     offsets: list[int]
     """The size in bytes of the run's ledger, or of each task's ledger or worker's account, before the submission."""
 
@@ -105,7 +105,7 @@ class JobSubmission:
         self._intent: Intent | None = None
 
     def __enter__(self) -> JobSubmission:
-        what = f"submits {self.run.run_id} or checks whether it has a job"
+        what = f"is submitting {self.run.run_id} or checking whether it has a job"
         lock = take(self._path, what=what) if self.waits else take_if_free(self._path)
         if lock is None:
             raise SubmitUnderway
@@ -121,7 +121,7 @@ class JobSubmission:
 
     @property
     def is_locked(self) -> bool:
-        """Whether this process has the lock. False if the file system has no locks."""
+        """Whether this process has the lock. False if locks are not available."""
         return self._lock != UNLOCKED
 
     @property
@@ -162,7 +162,7 @@ class JobSubmission:
         self.run.resuming.unlink(missing_ok=True)
 
     def interrupted(self) -> Intent | None:
-        """The intent of an earlier submission that was killed, or None."""
+        """The intent that an earlier submission left, or None."""
         value = read_json(self.run.submitting) or read_json(self.run.resuming)
         return None if value is None else Intent(**{**value, "known": frozenset(value["known"])})
 

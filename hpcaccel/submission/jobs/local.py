@@ -80,7 +80,7 @@ def start_array(parent: RunDir, script: Path, job_id: str, indices: Sequence[int
 
 
 def start_workers(sweep: SweepDir, script: Path, indices: Sequence[int]) -> dict[int, str]:
-    """Start the workers of a sweep at the same time; returns the job id of each. If one fails, all are killed."""
+    """Start the workers of a sweep, and return the job id of each. If one cannot be started, the others are killed."""
     job_id = new_job_id()
     started: dict[int, str] = {}
     try:
@@ -162,7 +162,7 @@ def local_process(run: RunDir) -> LocalProcess | None:
 
 
 def terminate(run: RunDir) -> None:
-    """Send SIGTERM to a local job, like scancel.
+    """Send SIGTERM to a local job.
 
     If there is no process to signal (it runs on another host, or the task has not started), the request in the control
     directory has the same effect a little later.

@@ -50,7 +50,7 @@ class RunState:
     attempts: int
     """Number of attempts in all jobs of the run."""
     restarts: int
-    """Number of attempts that were restarts in the same allocation."""
+    """Number of attempts that were restarts in the same allocation; for a worker, number of its requeues."""
     started: AttemptStart | None
     """The newest attempt of the newest job, if it has no end in the ledger."""
     last_end: AttemptEnd | None
@@ -58,11 +58,11 @@ class RunState:
     asked: StopRequest | None
     """The newest stop request that no supervisor has honoured yet."""
     stopping: bool
-    """Whether a stop was requested from the ranks of the open attempt."""
+    """Whether the ranks of the open attempt have a stop request."""
 
     @property
     def job_id(self) -> str:
-        """The newest job; if the record has none, the job that holds the lease."""
+        """The newest job; if the record has none, the job that holds the lease, or ""."""
         return self.record.job_ids[-1] if self.record.job_ids else next(iter(self.unrecorded), "")
 
     @property
@@ -72,7 +72,7 @@ class RunState:
 
     @property
     def unrecorded(self) -> list[str]:
-        """The job that holds the run's lease, if it is not in the record. Always [] for trials: a worker runs them."""
+        """The job that holds the run's lease, if it is not in the record. [] for trials: a worker runs them."""
         lease = None if self.run.is_trial else read_json(self.run.lease)
         job_id = "" if lease is None else str(lease["job_id"])
         return [job_id] if job_id and job_id not in (*self.record.job_ids, *self.record.links) else []
@@ -158,9 +158,9 @@ def links_behind(run: RunDir, job_id: str, *, backend: Backend) -> Iterator[list
     """Submit the followers of the new job ``job_id``. They are cancelled if the block fails.
 
     Yields:
-        All jobs of the chain, ``job_id`` first; [] if the run is not a chain.
+        ``job_id`` and its followers; [] if the run is not a chain.
 
-    Raises as :func:`hpcaccel.slurm.job_dependencies.submit_followers`.
+    Raises the errors of :func:`hpcaccel.slurm.job_dependencies.submit_followers`.
     """
     resilience = ((read_json(run.spec) or {}).get("spec") or {}).get("resilience", {})
     length = resilience.get("chain")
@@ -191,7 +191,7 @@ def record_job(
         parent: the run, or the directory of the array.
         offsets: the size in bytes of each ledger before the job was submitted.
 
-    Raises as :func:`hpcaccel.submission.jobs.run_state.links_behind`.
+    Raises the errors of :func:`hpcaccel.slurm.job_dependencies.submit_followers`.
     """
     tasks = [parent] if indices is None else [parent.task(index) for index in indices]
     for place, task in enumerate(tasks):

@@ -1,6 +1,6 @@
 """submitit's executor, with hpcaccel's script and call of sbatch; and the pickles that submitit opens on the ranks.
 
-submitit pickles the calls, submits, and renames each pickle after its job. It submits the text from ``render``, for
+submitit pickles the calls, submits, and renames each pickle after its job. The script is the text from ``render``, for
 single jobs and arrays alike (submitit's own array code would write its own script). Written for submitit 1.5.
 """
 
@@ -111,7 +111,7 @@ class RunExecutor(SlurmExecutor):
 
 
 def write_job_pickles(run: RunDir, job_id: str, indices: Sequence[int] | None) -> None:
-    """Write the pickles of a job whose submit was killed. Existing ones are kept; temporary ones are deleted."""
+    """Write the pickles of a job whose submission was interrupted. Existing ones are kept, temporary ones deleted."""
     for left in run.path.glob(".*.pkl"):
         left.unlink(missing_ok=True)
     for index in [None] if indices is None else indices:

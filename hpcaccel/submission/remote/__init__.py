@@ -1,7 +1,7 @@
 """Clusters behind SSH: a profile with ``host``.
 
 The same command runs on the login node, in the hpcaccel that is installed on it. Both sides exchange frames over the
-standard streams of one SSH session (``protocol``). The command line on the login node is fixed: arguments, values of
+standard streams of one SSH session (``protocol``). The command line of such a session is fixed: arguments, values of
 secrets and the spec itself are sent on stdin.
 
 ========================  ==========================================================================================

@@ -99,7 +99,7 @@ def send(cluster: RemoteCluster, archive: Archive, *, runs_dir: str | None = Non
     Returns:
         The directory of the files on the cluster.
 
-    Raises as every request to the cluster, and ClusterError if the cluster's disk is full.
+    Raises the errors of ``RemoteCluster.again``, and ClusterError if the cluster's disk is full.
     """
     request = {"do": "receive", "hash": archive.hash, "size": archive.size, **cluster.introduction(runs_dir)}
     with progress() as shown:
@@ -140,7 +140,7 @@ def progress() -> Progress:
 
 
 _INSTALLER_FILES = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
-"""Files that an installer adds to the files of a wheel."""
+"""Files that an installer adds to the files of a wheel, or replaces."""
 
 
 def archive(wheel: Path | None) -> bytes:
@@ -218,7 +218,7 @@ def _belongs(one: metadata.PackagePath) -> bool:
 
 
 def pins() -> str:
-    """The installed versions of hpcaccel's direct and indirect requirements, one per line."""
+    """The installed versions of hpcaccel's direct and indirect requirements, one per line, without local builds."""
     pinned: dict[str, str] = {}
     waiting = ["hpcaccel"]
     while waiting:

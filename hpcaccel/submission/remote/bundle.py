@@ -49,10 +49,10 @@ class BundleReceipt:
     out: bytes
     err: bytes
     run: Mapping[str, str] | None
-    """``run_id``, ``name``, ``job_id``, ``path``; None if no run, or more than one, was submitted. The job id may be
-    empty if ``open``."""
+    """``run_id``, ``name``, ``job_id``, ``path``, ``kind``; None if no run was submitted, or if the file has several
+    jobs. The job id may be empty if ``open``."""
     repeated: bool
-    """Whether the same submission was requested earlier and its reply was lost."""
+    """Whether the same submission was requested earlier, and was interrupted or got no reply."""
     runs: Sequence[Mapping[str, str]] = ()
     """All submitted runs."""
     open: bool = False
@@ -204,7 +204,9 @@ def hand_over(
     key: str | None = None,
     show: Callable[[BundleReceipt], None] = lambda handed: None,
 ) -> BundleReceipt:
-    """Send the code and submit the spec on the cluster, once, even if the connection breaks or the call is repeated.
+    """Send the code and submit the spec on the cluster, once, even if the connection breaks.
+
+    A call that is repeated after an interruption continues; it does not submit the spec twice.
 
     Args:
         options: further options of the command on the cluster.

@@ -1,4 +1,4 @@
-"""Installing hpcaccel on a cluster: a venv with pinned versions, readable from the compute nodes.
+"""Installing hpcaccel on a cluster, in a venv with pinned versions.
 
 ``<directory>/env-<version>-<time>`` is the environment, ``<directory>/env`` a link to the newest. Older environments
 are kept, because queued and running jobs may use them.

@@ -46,13 +46,14 @@ _TRIES = 3
 
 
 class Login(OpenSSHAuthStrategy):  # type: ignore[misc]
-    """Authentication strategy for fabric. Unlike fabric's own, it continues until the host accepts the login."""
+    """Authentication strategy for fabric. Unlike fabric's own, it supports hosts that require several methods."""
 
     def authenticate(self, transport: Transport) -> list[str]:
         """Authenticate. Returns the names of the methods and keys that were tried.
 
         Raises:
             AuthenticationException: the host requires a method that failed or is not available.
+            ClusterError: a key cannot be read or decrypted, or a prompt needs a terminal.
         """
         try:
             return self._authenticate(transport)

@@ -89,7 +89,7 @@ class FrameReader:
         self._rest = b""
 
     def line(self) -> bytes | None:
-        """The next line; None at the end of the stream."""
+        """The next line; None at the end of the stream, or if the line is too long."""
         pieces = [self._rest]
         while b"\n" not in pieces[-1]:
             piece = self._read(1 << 16)
@@ -136,7 +136,7 @@ class ConnectionLost(ClusterError):
 class ProgramSession(Protocol):
     """A program on the login node. ``read`` returns b"" at the end; ``wait`` returns the exit code.
 
-    ``write`` and ``wait`` raise ConnectionLost.
+    ``write``, ``close_input`` and ``wait`` raise ClusterError if the connection fails, usually ConnectionLost.
     """
 
     def write(self, data: bytes) -> None: ...
@@ -194,7 +194,7 @@ class Drain:
 
 
 INSTALLED = "~/.local/share/hpcaccel/env/bin/hpcaccel"
-"""The path to which ``cluster install`` installs hpcaccel."""
+"""The path to which ``cluster install`` installs hpcaccel by default."""
 
 _VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -216,7 +216,7 @@ def answering(program: str | None, *args: str) -> str:
 
     Args:
         program: the path of hpcaccel on the login node, which may begin with ``~/`` and contain ``${env:NAME}``.
-            None: the path to which ``cluster install`` installs it, else the first on PATH.
+            None: ``INSTALLED`` if it exists, else the first on PATH.
     """
     words = shlex.join(args)
     if program is not None:

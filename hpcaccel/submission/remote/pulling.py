@@ -22,7 +22,7 @@ __all__ = ["Pulled", "pull"]
 PART = ".hpcaccel-part"
 """Suffix of an incomplete file."""
 _TRIES = 3
-"""Maximum number of times that a file is fetched if its checksum is wrong: the run may still write to it."""
+"""Maximum number of times that a file is fetched if its checksum is wrong: the run may still be writing to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def pull(
         checkpoint: a step, ``last``, or ``best`` (the smallest ``metric``; the largest if ``largest``).
 
     Raises:
-        ClusterError: as every request to the cluster; also if the cluster has no such run or checkpoint.
+        ClusterError: a request to the cluster failed, or the cluster has no such run or checkpoint.
         RunDirectoryError: the files cannot be written here.
     """
     request = {"do": "pull", "run": run, "checkpoint": checkpoint, "metric": metric, "largest": largest}

@@ -118,8 +118,8 @@ class RemoteCluster:
     """The login node of a profile with ``host``; connected from the first request until ``close``.
 
     Raises (every method that connects):
-        ClusterError: unknown host, unknown or changed host key, login refused, hpcaccel missing or too old.
-        Unreachable, ConnectionLost: no connection after several tries.
+        ClusterError: unknown host, unknown or changed host key, login refused, hpcaccel missing, too old or too new.
+        Unreachable, ConnectionLost: there is no connection, or it broke; :meth:`again` retries.
     """
 
     def __init__(

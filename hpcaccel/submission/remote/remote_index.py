@@ -63,7 +63,7 @@ def remote_of(token: str, *, cluster: str | None = None, only_sweeps: bool = Fal
 
     Args:
         cluster: only runs on this cluster.
-        only_sweeps: prefer sweeps if a name or a prefix matches several runs.
+        only_sweeps: prefer sweeps if a name matches several runs.
     """
     runs = [run for run in reversed(remote_runs()) if cluster in (None, run["cluster"])]
     if only_sweeps:  # a stable sort: the newest of each kind stays first

@@ -1,6 +1,6 @@
-"""Requests from another machine: a spec, a profile and code become a command of hpcaccel, which is executed once.
+"""Requests from another machine: a spec, a profile and code become a command of hpcaccel.
 
-A request has an id. A second request with the same id waits for the first one and gets the same reply.
+A request with an id is executed once. A second one with the same id waits for the first one and gets the same reply.
 """
 
 from __future__ import annotations

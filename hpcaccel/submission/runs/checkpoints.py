@@ -45,8 +45,8 @@ class Origin:
     def advice(self) -> str:
         """The warning for the user if ``may_vanish``."""
         return (
-            f"{self.path} belongs to another user's run and cannot be pinned: that run may delete it before the new "
-            "run starts. Copy it to a directory that you own, and start from the copy"
+            f"{self.path} cannot be pinned, because you cannot write to it: the run that saved it may delete it before "
+            "the new run starts. Copy it to a directory that you own, and start from the copy"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def find_origin(token: str | os.PathLike[str]) -> Origin:
 
     Raises:
         RunNotFound: ``token`` is neither a run nor a path.
+        UserError: ``token`` is an array or a sweep, or the part after @ is not a step.
         CheckpointError: there is no such checkpoint, or it is damaged.
     """
     path = find_checkpoint(token)
@@ -72,6 +73,7 @@ def find_checkpoint(token: str | os.PathLike[str]) -> Path:
 
     Raises:
         RunNotFound: ``token`` is neither a run nor a path.
+        UserError: ``token`` is an array or a sweep, or the part after @ is not a step.
         CheckpointError: there is no such checkpoint, or no good one.
     """
     base, step = _split(os.fspath(token))
@@ -100,7 +102,8 @@ def find_place(token: str) -> Path:
 
     Raises:
         RunNotFound: ``token`` is neither a run nor a path.
-        CheckpointError: the path has no checkpoints.
+        UserError: ``token`` is an array or a sweep.
+        CheckpointError: the path does not exist or has no checkpoints.
     """
     path = Path(os.path.expanduser(token)).absolute()
     if path.exists():
@@ -130,7 +133,7 @@ def _run_of(token: str) -> RunDir:
 
 
 def is_checkpoint_of_run(token: str) -> bool:
-    """Whether ``token`` is a single checkpoint (``RUN@1200``) rather than a run."""
+    """Whether ``token`` has a step (``RUN@1200``)."""
     return _split(token)[1] is not None
 
 
@@ -158,6 +161,9 @@ def _of_step(found: list[tuple[int, Path]], step: int, place: Path) -> Path:
 @contextmanager
 def held(origin: Origin | None, *, run_id: str) -> Iterator[None]:
     """Pin the checkpoint from which a run starts, so that the run that saved it keeps it. Unpin it if the block fails.
+
+    A checkpoint that ``may_vanish`` or is not in a run directory is not pinned. If the failed block may have left a
+    job, the pin stays.
 
     Raises:
         Damaged: the checkpoint was deleted or damaged in the meantime.

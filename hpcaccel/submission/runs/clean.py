@@ -44,7 +44,7 @@ def unfinished(folders: Iterable[Path], *, before: float) -> list[Item]:
     """Temporary directories of submits that were killed before they submitted anything.
 
     Args:
-        folders: directories of runs, with a folder per name; duplicates are ignored.
+        folders: runs directories, with a folder per run name; duplicates are ignored.
         before: only directories that were last written before this time, in seconds since 1970.
     """
     found = []
@@ -92,9 +92,9 @@ def plan_cleaning(
     """Plan the cleaning of ``runs``; nothing is changed.
 
     Args:
-        folders: directories of runs, in which killed submits may have left temporary directories.
+        folders: runs directories, in which killed submits may have left temporary directories.
         older_than_seconds: minimum age of the last write to a run.
-        whole_runs: whether to delete the directories of runs that are done, not only their old checkpoints.
+        whole_runs: whether to delete whole runs that are done or have no intact checkpoint, not only old checkpoints.
     """
     before = time.time() - older_than_seconds
     items, kept = unfinished(folders, before=before), list[tuple[str, str]]()
@@ -125,8 +125,8 @@ def plan_cleaning(
 class _CleaningFacts:
     """The facts about a run that the plan needs.
 
-    For a run that is done they do not change and are cached, see ``run_index``. :func:`delete` does not use them: it
-    reads everything again.
+    For a run that is done they are cached, see ``run_index``. :func:`delete` does not use them: it reads everything
+    again.
     """
 
     state: str
@@ -210,7 +210,7 @@ def delete(item: Item, *, slurm: Slurm | None = None, origins: Origins | None = 
     """Delete an item, unless its run was resumed after the plan, or another run needs the item now.
 
     The item is renamed first, so that a partial deletion is never visible. It is renamed back if in the meantime it was
-    pinned or its run was resumed.
+    pinned or its run was resumed. An ``unfinished`` item is deleted without these steps.
 
     Args:
         origins: the checkpoints that other runs need, shared by several deletions; None: read them again.

@@ -106,7 +106,7 @@ def _refuse_stop(run: RunDir, now: RunStatus, then: Then) -> None:
 
 
 def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
-    """Cancel a run (or all tasks of an array) for good.
+    """Cancel a run (or all tasks of an array), without a requeue. It can be resumed.
 
     Raises:
         UserError: the run has already ended, and none of its jobs is left in the queue.
@@ -207,7 +207,7 @@ def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
 
     Raises:
         RunBusy: the run has not ended, or will be requeued.
-        UserError: the run is completed.
+        UserError: the run is completed, or one of its secrets is not set in this environment.
     """
     parent = submission_dir(run)
     with JobSubmission(parent, slurm=slurm) as submission:

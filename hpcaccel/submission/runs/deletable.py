@@ -71,9 +71,12 @@ def _of_checkpoints(place: Path, run_id: str) -> Iterator[Item]:
     found = checkpoint_files.step_directories(place)
     newest = next((path for _, path in found if _is_good(path)), None)
     if newest is not None:
+        why = "it is damaged"  # and newer than the newest good one
         for _, path in found:
-            if path != newest and not is_pinned(path):
-                yield Item(path=path, kind="checkpoint", run_id=run_id, why=f"{newest.name} is newer")
+            if path == newest:
+                why = f"{newest.name} is newer"
+            elif not is_pinned(path):
+                yield Item(path=path, kind="checkpoint", run_id=run_id, why=why)
     for path in sorted(place.iterdir()) if place.is_dir() else []:
         if path.name.startswith(TEMPORARY) or checkpoint_files.attempt_of(path.name) is not None:
             yield Item(path=path, kind="leftover", run_id=run_id, why="left by an interrupted save or deletion")
@@ -126,7 +129,7 @@ def origins(cache: CachedOverview | None = None) -> dict[Path, str]:
 
 
 class Origins:
-    """The result of ``origins``, cached for many deletions: reading all runs before each deletion would take hours.
+    """The result of ``origins``, cached for many deletions: reading all runs before each deletion could take hours.
 
     If a reading takes T, the result is at most 2 T or T + 1 s old, whichever is longer. It can miss a run that was
     submitted in that time with a path in ``checkpoint.resume``; even a reading before each deletion would leave a gap

@@ -45,7 +45,7 @@ class Explanation:
     name: str
     state: str
     detail: str = ""
-    """For a run that is not waiting: its state, or how it ended."""
+    """The detail of the run's status, or how the run ended."""
     advice: str = ""
     why: tuple[ExplainedFact, ...] = ()
     start_time: float | None = None
@@ -54,7 +54,7 @@ class Explanation:
     priority: int | None = None
     before: tuple[WaitingJob, ...] = ()
     """Waiting jobs in the same partitions with a higher priority, or the same priority and a lower job id, in this
-    order; only those that the site shows."""
+    order, without held and dependent jobs; only those that the site shows."""
     nodes_before: int = 0
     problem: str = ""
     """Why the queue could not be read."""
@@ -69,7 +69,7 @@ class Explanation:
 
 
 def explain_run(run: RunDir, slurm: Slurm | None = None) -> Explanation:
-    """Explain the state of ``run``. For a run in the queue this takes two queries to Slurm.
+    """Explain the state of ``run``. For a run in the queue, Slurm is queried for its job and the jobs before it.
 
     Raises:
         RunDirectoryError: ``run`` is not a run directory.

@@ -57,7 +57,7 @@ def find_run(
     ``<id>_3`` and ``46_3`` are tasks of an array; ``<id>_3`` can also be a trial of a sweep.
 
     Args:
-        only_sweeps: names and prefixes match sweeps only: a run that was submitted later under the same name, such as
+        only_sweeps: names and prefixes match sweeps first: a run that was submitted later under the same name, such as
             the best trial, does not hide the sweep.
 
     Raises:
@@ -76,7 +76,7 @@ def find_run(
         return open_run(path, slurm=slurm)
     if only_sweeps and (other := _by_name(token, runs) or _by_prefix(token, runs)) is not None:
         return open_run(other, slurm=slurm)
-    raise RunNotFound(_not_found(token, runs))
+    raise RunNotFound(_not_found(token, runs, runs_dir or default_runs_dir()))
 
 
 def _by_path(token: str) -> Path | None:
@@ -117,7 +117,7 @@ def _by_job_id(token: str, runs: list[FoundRun]) -> Path | None:
 
 
 def _by_unwritten_job_id(token: str, runs: list[FoundRun], slurm: Slurm | None) -> Path | None:
-    """As :func:`_by_job_id`, for a job whose submit was interrupted before the job was recorded."""
+    """Like :func:`_by_job_id`, for a job whose submit was interrupted before the job was recorded."""
     if not token.partition("_")[0].isdigit():
         return None
     unfinished = [run for run in runs if is_open(RunDir(run.path))]
@@ -132,9 +132,9 @@ def _by_prefix(token: str, runs: list[FoundRun]) -> Path | None:
     return matches[0].path if matches else None
 
 
-def _not_found(token: str, runs: list[FoundRun]) -> str:
+def _not_found(token: str, runs: list[FoundRun], runs_dir: Path) -> str:
     if not runs:
-        return f"no run {token!r}: there are no runs yet (searched {default_runs_dir()} and the run index)"
+        return f"no run {token!r}: there are no runs yet (searched {runs_dir} and the run index)"
     words = {run.run_id: run for run in runs} | {run.name: run for run in runs}
     close = [words[word] for word in difflib.get_close_matches(token, words, n=_SHOWN, cutoff=0.6)]
     if close:

@@ -31,7 +31,7 @@ __all__ = ["AnyRun", "Run", "RunArray", "SweepRun", "open_run"]
 
 QUERY_SECONDS = {"slurm": 30.0, "local": 1.0}
 """Interval at which ``wait`` reads the scheduler's state, which is cached for longer (``slurm.queue_cache``). The run
-directory, which shows most ends first, is read every second."""
+directory, which shows most ends first, is read more often."""
 LOOK_SECONDS = 1.0
 RESULT_SECONDS = 15.0
 """Time for which ``result`` waits for the result file of a completed run."""
@@ -116,7 +116,7 @@ class _Handle:
         return self.wait()
 
     def as_future(self) -> Future[Any]:
-        """A future of the result, or of the list of results of an array, for ``concurrent.futures.wait`` and similar.
+        """A future of the result (of an array: all results; of a sweep: its status), for ``concurrent.futures.wait``.
 
         A thread of this process waits. Cancelling the future does not affect the run: use :meth:`cancel`.
         """
@@ -134,7 +134,7 @@ class _Handle:
         return future
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """``await run`` returns the result; for an array, the list of all results."""
+        """``await run`` returns the result of :meth:`as_future`."""
         return asyncio.wrap_future(self.as_future()).__await__()
 
     @property
@@ -146,7 +146,7 @@ class _Handle:
         control.request_stop(self.dir, then=then, slurm=self._slurm)
 
     def cancel(self) -> None:
-        """Cancel the run now, for good; see :func:`hpcaccel.submission.runs.control.request_cancel`."""
+        """Cancel the run now, without a requeue; see :func:`hpcaccel.submission.runs.control.request_cancel`."""
         control.request_cancel(self.dir, slurm=self._slurm)
 
     def resume(self) -> None:
@@ -235,7 +235,7 @@ class RunArray(_Handle):
         return [run.job for run in self.runs]
 
     def results(self, timeout: float | None = None, *, timeout_seconds: float | None = None) -> list[Any]:
-        """Wait for all tasks, then return what each function returned on its rank 0. Raises as ``Run.result``."""
+        """Wait for all tasks and return what rank 0 of each returned. Raises the errors of ``Run.result``."""
         self.wait(timeout, timeout_seconds=timeout_seconds)
         return [run.result() for run in self.runs]
 

@@ -1,10 +1,9 @@
 """A cache of facts that commands read from runs, valid only while the run's files are unchanged.
 
-Each purpose has a file in the user's state directory, with a JSON line per run: the paths that were checked (all
-folders of the run, and the files that are appended to) and a digest of their inodes, sizes and modification times. A
-line is used only after its paths are checked again. A run that was deleted, moved, replaced or written to has another
-digest and is read again. Torn lines, and lines of other releases, are ignored. Without the cache, commands read
-everything and take longer.
+Each purpose has a file in the user's state directory, with a JSON line per run: the paths that were checked, such as
+the run's folders and its ledger, and a digest of their inodes, sizes and modification times. A line is used only after
+its paths are checked again. A run that was deleted, moved or replaced, or whose paths changed, is read again. Torn
+lines, and lines of other releases, are ignored. Without the cache, commands read everything and take longer.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hpcaccel.core.user_state import state_home
 __all__ = ["CachedOverview", "DirectoryStat", "look_at", "places_of"]
 
 SETTLING_SECONDS = 10.0
-"""A file that changed within this time before it was read is not cached: it may change again within one tick of the
+"""A run that changed within this time before it was read is not cached: it may change again within one tick of the
 file system's clock."""
 MOST_PLACES = 300
 """Runs with more paths to check are not cached."""
@@ -62,7 +61,7 @@ class DirectoryStat:
 
 
 def places_of(run: RunDir) -> list[str] | None:
-    """The paths that show a change of a run: its folders, and the files that are appended to. None for too many.
+    """The paths that show a change of a run: its folders, record, spec, and files of JSON lines. None for too many.
 
     The copy of the code counts as one path, because nothing writes into it.
     """

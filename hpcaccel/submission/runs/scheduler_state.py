@@ -1,8 +1,8 @@
 """The scheduler's view of a run's newest job: its phase, and the meaning of Slurm's reason if it waits.
 
 A job may still be queued although its run has ended. When it starts, its supervisor finds the end of the run in the
-ledger and exits; a held job waits forever. The names of reasons are in Slurm's src/common/job_state_reason.c and at
-``SOURCE``. Reasons that name a limit are parsed.
+ledger and exits; a held job stays in the queue. The names of reasons are in Slurm's src/common/job_state_reason.c and
+at ``SOURCE``. Reasons that name a limit are parsed.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ _MEANINGS: dict[str, tuple[str, str, bool]] = {
     "JobHeldUser": ("the job is held by you or your account's coordinator", "release it: scontrol release JOB", False),
     "JobHeldAdmin": ("the job is held by an administrator", _ADMIN, False),
     "JobHoldMaxRequeue": (
-        "Slurm holds the job because its starts failed too often (MaxBatchRequeue)",
+        "Slurm holds the job because it has requeued it too often (MaxBatchRequeue)",
         "see its log (hpcaccel logs --rank batch), then: scontrol release JOB",
         False,
     ),

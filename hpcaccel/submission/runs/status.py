@@ -61,11 +61,11 @@ class RunStatus:
     """A sentence for the user."""
     attempts: int = 0
     restarts: int = 0
-    """Number of attempts that were restarts in the same allocation."""
+    """Number of attempts that were restarts in the same allocation; for a sweep, number of its workers' requeues."""
     tasks: tuple[RunStatus, ...] = ()
-    """The tasks of an array, by index."""
+    """The tasks of an array or the workers of a sweep, by index."""
     asked: float | None = None
-    """Time of the query to Slurm, in seconds since 1970; None if the directory was enough."""
+    """Time of the query to Slurm, in seconds since 1970; None without a query."""
     note: str = ""
     """Why no newer state of Slurm is available, for the user."""
 
@@ -88,7 +88,7 @@ def status(run: RunDir, slurm: Slurm | None = None, *, patient: bool = False) ->
 def statuses(
     runs: Sequence[RunDir], slurm: Slurm | None = None, *, patient: bool = False, queue: Queue | None = None
 ) -> list[RunStatus]:
-    """The status of each of ``runs``, with at most one query to Slurm for all of them.
+    """The status of each of ``runs``. Their jobs are queried together; interrupted submissions take further queries.
 
     Args:
         queue: used instead of ``slurm``.
@@ -113,7 +113,10 @@ def statuses(
 
 
 def array_status(parent: RunState, tasks: Sequence[RunStatus]) -> RunStatus:
-    """One status for an array: the most active state if any task is active, else the worst final state."""
+    """One status for an array: the most active state if any task is active, else the worst final state.
+
+    An inactive sweep is completed if one of its workers is.
+    """
     counts: dict[State, int] = {}
     for task in tasks:
         counts[task.state] = counts.get(task.state, 0) + 1

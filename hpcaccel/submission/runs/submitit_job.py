@@ -91,7 +91,7 @@ class RunJob(SubmittedJob):
         return self.watcher.is_done(self.job_id, mode="force" if force_check else "standard")
 
     def cancel(self, check: bool = True) -> None:
-        """Cancel the run for good.
+        """Cancel the run, without a requeue.
 
         Args:
             check: whether to raise UserError if the run has already ended.

@@ -55,16 +55,16 @@ def submit(
     the job but may have accepted it; the same call then continues with that job or submits a new one.
 
     Args:
-        target: the path of a spec file, a spec, or a function that every rank calls with ``args`` and ``kwargs``. The
-            function's module must be importable on the nodes, and its arguments must be picklable.
+        target: the path of a spec file, a spec, or a function that every rank calls with ``args`` and ``kwargs``. Its
+            arguments must be picklable, and its module importable on the nodes unless it is a script or notebook.
         spec: for a function: resources and environment, as a path, a spec or a mapping. Its entrypoint is ignored.
         cluster: a profile, ``local`` or ``slurm``. Default: the default profile, else Slurm.
         runs_dir: parent of the run directories. Default: ``HPCACCEL_RUNS_DIR``, the profile's, or ``./runs``.
         overrides: ``key.sub=value``, as on the command line.
         grid: ``key=a,b,c`` axes. The result is then an array with one task for each combination.
         name: replaces the spec's name.
-        from_run: the checkpoint from which the first attempt starts: ``RUN``, ``RUN@step`` or a path. It is pinned, so
-            that the run that saved it does not delete it.
+        from_run: the checkpoint from which the first attempt starts: ``RUN``, ``RUN@step`` or a path. It is pinned if
+            you can write to it, so that the run that saved it does not delete it.
         after: runs that must end first, in addition to those of the spec: ``NAME``, ``afterany:NAME``.
 
     Raises:
@@ -104,7 +104,7 @@ def advice_afterwards(prepared: PreparedSubmission, run: Run | RunArray) -> tupl
 
 
 def submit_prepared(prepared: PreparedSubmission, *, once: Once | Always | None = None) -> Run | RunArray:
-    """Submit the result of :func:`prepare`. Raises as :func:`submit`.
+    """Submit the result of :func:`prepare`. Raises the errors of :func:`submit`.
 
     Args:
         once: the key of the submission. None: use a key made from the contents; if a process that submitted the same
@@ -275,7 +275,7 @@ def _submit_all(
             try:
                 request_cancel(run.dir, slurm=options["slurm"])
             except HpcaccelError as problem:
-                warnings.warn(f"run {run.run_id} could not be cancelled and may still run: {problem}", stacklevel=2)
+                warnings.warn(f"run {run.run_id} was not cancelled and may be running: {problem}", stacklevel=2)
         raise
     return runs
 
@@ -283,7 +283,7 @@ def _submit_all(
 def _half_submitted(error: SlurmCommandError, runs: Sequence[Run], *, of: int) -> SlurmCommandError:
     """An error after which a repeated command continues: the submitted jobs cannot be cancelled now."""
     message = (
-        f"{error.stderr.strip() or 'no message'}\n{len(runs)} of {of} jobs have been submitted "
+        f"{error.stderr.strip() or 'no message'}\nonly {len(runs)} of {of} jobs submitted "
         f"({', '.join(run.run_id for run in runs)}). When Slurm responds again, repeat the command to submit the others"
     )
     return SlurmCommandError(error.command, error.returncode, message)

@@ -52,8 +52,9 @@ def new_run(
     indices: Sequence[int] | None,
     origin: Origin | None = None,
 ) -> Iterator[JobSubmission]:
-    """Create the directory of a run or sweep; the block then submits its job. If either fails, everything is undone.
+    """Create the directory of a run or sweep; the block then submits its job. If either fails, both are undone.
 
+    The run is kept if Slurm may have accepted the job.
     Until the directory is complete, SIGTERM and SIGHUP undo it, too; then the submission defers them.
 
     Args:
@@ -85,6 +86,8 @@ def new_run(
 @contextmanager
 def all_or_nothing(run: RunDir) -> Iterator[None]:
     """Create ``temporary(run)`` for the block to fill. If the block fails, remove it and all parents created here.
+
+    After the rename, it is kept if Slurm may have accepted the job.
 
     Raises:
         RunDirectoryError: it cannot be created, or the block raised an OSError, such as a full disk.

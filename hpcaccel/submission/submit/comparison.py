@@ -148,7 +148,7 @@ def _diff(name: PurePosixPath, old: Path, new: Path) -> Iterator[str]:
 COMMAND_SECONDS = 3600.0
 """Time within which a repeated command continues an interrupted one; later it is a new command."""
 UNUSED_SECONDS = 7 * 86_400.0
-"""Pending keys are deleted after this time without use."""
+"""Pending keys are kept for at least this time after their last use."""
 
 
 def key_file(key: str) -> Path:

@@ -5,8 +5,8 @@ job that was submitted but not recorded is looked up (``jobs.recovery``); otherw
 and the run is submitted again. A lock per key serializes the tries.
 
 If the command comes from another machine, that machine creates the key. A command of this machine gets a key from
-``command_key``, which is kept until the command has finished: repeated after it was killed, the command continues;
-repeated after it finished, it submits another run.
+``command_key``, which is kept until the command has finished: repeated within an hour after it was killed, the command
+continues; repeated after it finished, it submits another run.
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ class Once:
 
         Raises:
             ClusterError, SlurmCommandError: the queue cannot be read, so that the outcome is unknown.
+            ClusterError: the earlier try's job has left the queue without an attempt.
         """
         run = self._recorded()
         if run is None:
@@ -211,5 +212,5 @@ def _refuse_started(run: RunDir) -> None:
     if record.backend == "slurm" and log is not None:
         raise ClusterError(
             f"an earlier execution of this command submitted {run.path}, but its job left the queue before its first "
-            f"attempt. See {log}"
+            f"attempt. See {log}. To submit again, delete that run directory first"
         )

@@ -114,7 +114,7 @@ def load_request(
     """Load one spec for each combination of ``grid``; a spec file is read once. Arguments as in ``submit``.
 
     Raises:
-        SpecError, CheckpointError, UserError: the spec, the checkpoint or an argument is invalid.
+        SpecError, CheckpointError, RunNotFound, UserError: the spec, ``from_run`` or another argument is invalid.
     """
     _require_current_directory()
     profile, backend_name = _profile(cluster)
@@ -176,7 +176,7 @@ def _branched(spec: JobSpec, origin: Origin | None) -> JobSpec:
     """The spec with ``checkpoint.resume`` set to ``origin``.
 
     Raises:
-        SpecError: the spec names another checkpoint.
+        SpecError: the spec sets another value.
     """
     if origin is None:
         return spec

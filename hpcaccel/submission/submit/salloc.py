@@ -85,7 +85,7 @@ def overrides_inside(around: SallocAllocation, slurm: Slurm, now: float) -> list
     """Overrides for a run in the allocation: its nodes, its partition, its remaining time; no requeue, no chain.
 
     Raises:
-        ClusterError: Slurm no longer has the allocation.
+        ClusterError: the allocation is no longer running.
         SlurmCommandError: Slurm does not respond.
     """
     job = slurm.job(around.job_id)
@@ -183,7 +183,7 @@ def run_script(run: RunDir, *, show_output: Callable[[], None]) -> int:
 
 
 _OF_THE_SHELL = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_STEP_ID"}
-"""Options for srun that salloc or a shell step sets. They are removed, because the spec sets its own."""
+"""Variables with srun options that salloc or a shell step sets. They are removed, because the spec sets its own."""
 
 
 def _default_signals() -> None:

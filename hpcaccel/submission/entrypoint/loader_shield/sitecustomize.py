@@ -1,9 +1,9 @@
 """Keeps torch's data-loader workers alive when a job step gets SIGTERM.
 
 Slurm sends the signal to every process of a step. A program that saves on SIGTERM still needs its workers: torch's
-handler would end them, and the program fails with "DataLoader worker is killed by signal". Here a forked worker blocks
-SIGTERM, and one of its threads receives it. SIGTERM from the parent, which is how torch ends its workers, ends the
-worker as torch's handler does. SIGTERM from other processes is ignored.
+handler would end them, and the program would fail ("DataLoader worker (pid …) is killed by signal"). Here a forked
+worker blocks SIGTERM, and one of its threads receives it. SIGTERM from the parent, which is how torch ends its workers,
+ends the worker as torch's handler does. SIGTERM from other processes is ignored.
 
 Python imports this file at startup in the ranks of a run with ``runtime.stop: signals``. It uses the standard library
 only, and then imports the environment's own ``sitecustomize``, if there is one.
