@@ -1,4 +1,4 @@
-"""Samplers for training scripts: a seedable random order, one rank's batches, and batches after the first few."""
+"""Samplers for training scripts: a seedable random order, one rank's batches, and batches after some skipped ones."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ class BatchSamplerShard(Sampler[Any]):
 
     Args:
         split_batches: divide each batch among the ranks, instead of assigning whole batches.
-        even_batches: repeat the first samples in the last round, so that all ranks get the same number of full batches.
+        even_batches: fill up an incomplete last round with the first samples, so that all ranks get the same number of
+            batches.
 
     Raises:
-        RuntimeMisuse: ``split_batches`` or ``even_batches`` is set, but the sampler has no batch size;
-            ``split_batches`` is set, but the batch size is not a multiple of ``num_processes``.
+        RuntimeMisuse: with several processes, ``split_batches`` or ``even_batches`` is set, but the sampler has no
+            batch size; or ``split_batches`` is set, but the batch size is not a multiple of ``num_processes``.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class LoaderShard(BatchSamplerShard):
 
 
 def seedable_order(batch_sampler: Any, seed: int, epoch: int) -> Any:
-    """``batch_sampler``; if it has a ``RandomSampler``, that is replaced by a ``SeedableRandomSampler``."""
+    """``batch_sampler``; a plain ``BatchSampler`` of a ``RandomSampler`` is copied with a ``SeedableRandomSampler``."""
     inner = getattr(batch_sampler, "sampler", None)
     if type(batch_sampler) is not BatchSampler or type(inner) is not RandomSampler:
         return batch_sampler
@@ -166,8 +167,8 @@ def seedable_order(batch_sampler: Any, seed: int, epoch: int) -> Any:
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """A loader without the first batches of every iteration.
 
-    For map-style data the skipped samples are not read, and their indices are computed only if the sampler is the
-    user's own. A view of a prepared loader shares that loader's epochs.
+    For map-style data the skipped samples are not read, except to fill up the last round of a prepared loader. A view
+    of a prepared loader shares that loader's epochs.
 
     Args:
         num_batches: number of batches of this rank to skip.

@@ -22,8 +22,8 @@ class Cursor:
         order: order of map-style data; None for a stream.
         generator: the user's own generator, from which a stream draws.
         seed: seed of a stream's draws from the global generators. Map-style data uses the order's seed instead.
-        stride: units that all ranks together use in one step (a round).
-        unit: unit of the position: ``samples``, or ``batches`` if batches differ in size.
+        stride: units that all ranks together use in one round.
+        unit: unit of the position: ``samples``, or ``batches`` if ``order`` is not flat.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Cursor:
         self.unit = unit
         self.epoch = -1
         self.start = 0
-        """Number of units used before this iteration."""
+        """Position in the epoch, in units, at which this iteration starts."""
         self.rounds = 0
         """Number of rounds used in this iteration."""
         self.running = False
@@ -68,7 +68,7 @@ class Cursor:
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the next iteration."""
+        """The epoch of the next iteration, unless ``begin`` finds that the checkpoint's epoch is done."""
         return self.epoch if self._continues else self.epoch + 1
 
     def begin(self, *, skip: int | None = None, end: int | None = None, over: bool = False) -> int:
@@ -113,14 +113,14 @@ class Cursor:
         before, self._fingerprint = self._fingerprint, order.fingerprint()
         if self.resumed and before and before != self._fingerprint:
             warnings.warn(
-                f"the sampler's order for epoch {self.epoch} differs from the order in the checkpoint, so some samples "
-                "are repeated and others skipped. Is the dataset the same? A sampler with its own generator can be "
+                f"the sampler's order for epoch {self.epoch} differs from the order in the checkpoint, so samples may "
+                "be repeated or skipped. Is the dataset the same? A sampler with its own generator can be "
                 "restored if it has a generator attribute, or state_dict() and load_state_dict()",
                 stacklevel=4,
             )
 
     def is_current(self, iteration: int) -> bool:
-        """Whether no later iteration has started."""
+        """Whether no later iteration has started, and no state has been loaded since."""
         return self._passes == iteration
 
     @property
@@ -129,14 +129,14 @@ class Cursor:
         return self._passes, self.rounds
 
     def finish(self, iteration: int) -> None:
-        """End this iteration."""
+        """End this iteration, if it is current."""
         if self.is_current(iteration):
             self.running = False
             if self.order is not None:
                 self.order.release()
 
     def go_to(self, epoch: int) -> None:
-        """Make ``epoch`` the next epoch. If it is the checkpoint's epoch, it starts at the checkpoint's position."""
+        """Make ``epoch`` the next epoch. If that epoch is to be continued, it starts at the checkpoint's position."""
         if self.next_epoch != epoch:
             self.epoch, self.running, self._continues = epoch - 1, False, False
 
@@ -158,7 +158,7 @@ class Cursor:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         Raises:
-            RuntimeMisuse: the saved position has another unit.
+            RuntimeMisuse: the position was saved within an epoch, in another unit.
         """
         if state["running"] and state["used"] and state["unit"] != self.unit:
             raise RuntimeMisuse(

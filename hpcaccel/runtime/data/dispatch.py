@@ -1,7 +1,8 @@
 """Batches that rank 0 reads for all ranks; each rank receives only its own part.
 
-Each round is a scatter of seven integers and a scatter of bytes. All tensors of a rank's part lie in one buffer, and
-the receiver's tensors are views of this buffer. The layout of a part is pickled and sent only when it has changed.
+Each round is a scatter of seven integers and, if there are tensors, a scatter of bytes. The tensors of a rank's part
+lie in one buffer, and the receiver's tensors are views of this buffer. The layouts of the parts are sent only when one
+has changed. Sparse and quantized tensors are sent as part of the layout.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Dispatcher", "dispatched"]
 
 _BATCH, _END, _ERROR, _WAIT = range(4)
 _NOBODY_KNOWS = -1
-"""Stands for an unknown number of samples in the seven integers."""
+"""Stands for None among the seven integers."""
 _ALIGNMENT = 16
 """Alignment of tensors in the buffer, in bytes; a multiple of every dtype's size."""
 
@@ -98,7 +99,7 @@ class Dispatcher:
         self._send_code(_WAIT)
 
     def fail(self, error: Exception) -> None:
-        """Make the receiving ranks raise ``error``, which occurred while this rank read the data."""
+        """Make the receiving ranks raise an error with the text of ``error``, which this rank's reading has raised."""
         self._send_code(_ERROR)
         kind = "misuse" if isinstance(error, RuntimeMisuse) else "error"
         text = str(error) if kind == "misuse" else f"{type(error).__name__}: {error}"
@@ -194,7 +195,7 @@ def _number(value: int) -> int | None:
 
 
 def _lay_out(batch: Any) -> tuple[Any, list[torch.Tensor], int]:
-    """The layout (``batch`` with slots instead of tensors), the tensors, and the size of their buffer in bytes."""
+    """The layout (``batch`` with slots for its dense tensors), these tensors, and the size of their buffer in bytes."""
     tensors: list[torch.Tensor] = []
     size = 0
 

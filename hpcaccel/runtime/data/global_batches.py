@@ -1,4 +1,4 @@
-"""Division of collated batches among the ranks: whole batches in full rounds, equal parts in the last round."""
+"""Division of collated batches among the ranks: in each round a whole batch for each rank, or parts of the samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RankBatch:
 
 @dataclass
 class FillBatch:
-    """The samples that fill up an incomplete round: the epoch's first batch, even if a resume starts after it."""
+    """The samples that fill up an incomplete round: those of the epoch's first batch, or of the round itself."""
 
     first: Any = None
     """The epoch's first batch; None: the first batch that this iteration reads."""
@@ -103,7 +103,10 @@ def _whole(group: list[Any], first: Any, sharing: Sharing) -> list[RankBatch | N
 
 
 def _cut(group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | None) -> list[RankBatch | None]:
-    """Divide the round's samples equally. With ``even``, the epoch's first samples fill up the last part."""
+    """Divide the round's samples into parts of equal size; without ``even``, the last parts may be smaller or None.
+
+    With ``even``, the samples of ``first`` fill up the last parts, or the round's own if ``first`` cannot be joined.
+    """
     whole = group[0] if len(group) == 1 else _join(group)
     count = first_dimension(whole)
     width = -(-count // sharing.size)
@@ -137,7 +140,7 @@ def _filled(whole: Any, first: Any, wanted: int) -> Any:
 
 
 def first_dimension(batch: Any) -> int:
-    """Number of samples of a batch: the first dimension of all its tensors.
+    """Number of samples of a batch: the first dimension of its tensors, except scalars.
 
     Raises:
         RuntimeMisuse: no tensor has a first dimension, or the tensors' first dimensions differ.
@@ -147,8 +150,8 @@ def first_dimension(batch: Any) -> int:
         what = f"first dimensions {sorted(sizes)}" if sizes else "no tensor with a first dimension"
         raise RuntimeMisuse(
             f"a batch with {what} cannot be split among the ranks: the first dimension of every tensor must be the "
-            "number of samples. Change the DataLoader's collate_fn, pass slice_fn_for_dispatch, or pass "
-            "dispatch_batches=False so that every rank reads its own batches"
+            "number of samples. Change the DataLoader's collate_fn, or pass dispatch_batches=False so that every rank "
+            "reads its own batches"
         )
     return int(sizes.pop())
 
@@ -176,7 +179,7 @@ def _can_join(batches: list[Any]) -> bool:
 
 
 def _join(parts: list[Any]) -> Any:
-    """Concatenate batches: tensors along dimension 0, and lists with an entry for each sample."""
+    """Concatenate batches: tensors along dimension 0, and lists without tensors. Other values: those of the first."""
     head = parts[0]
     if isinstance(head, torch.Tensor):
         return torch.cat(parts) if head.ndim else head

@@ -1,4 +1,4 @@
-"""The inner DataLoader of a prepared loader: it reads planned batches with the options of the user's loader."""
+"""The inner DataLoader of a prepared loader, with the options of the user's loader, and the datasets that it reads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hpcaccel.runtime.stop_flag import WorkerInit
 __all__ = ["LoaderPlan", "PlannedData", "SeededStream", "is_stateful", "options_of", "planned_loader"]
 
 _OPENING = -1
-"""In place of a batch number: seeds the draws while the dataset's iterator is created."""
+"""Takes the place of a batch number in the seed with which the dataset's iterator is created."""
 
 
 def options_of(user: DataLoader[Any], generator: torch.Generator | None) -> dict[str, Any]:
-    """The options of the user's loader, to be passed to a DataLoader of another dataset or sampler."""
+    """The options of the user's loader, except batching, to be passed to a DataLoader of another dataset or sampler."""
     found: dict[str, Any] = {
         "num_workers": user.num_workers,
         "collate_fn": user.collate_fn,
@@ -39,7 +39,7 @@ def options_of(user: DataLoader[Any], generator: torch.Generator | None) -> dict
         }
     if not getattr(user, "in_order", True):
         warnings.warn(
-            "in_order=False is ignored: without a fixed order of batches, a resume could not restore its position",
+            "in_order=False is ignored: without a fixed order of batches, a resume could not restore the position",
             stacklevel=6,
         )
     return found
@@ -109,8 +109,8 @@ class LoaderPlan:
 class PlannedData:
     """The user's dataset, indexed with (seed, position, indices).
 
-    The global generators are seeded before each batch, so that random augmentation is the same after a resume: a
-    worker's generators start again in each epoch and each process.
+    The global generators are seeded before each batch, so that random augmentation is the same after a resume, in a
+    new worker process.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -137,7 +137,7 @@ def is_stateful(thing: Any) -> bool:
 
 
 class SeededStream(IterableDataset[Any]):
-    """The user's iterable dataset, which seeds the global generators while it is read.
+    """The user's iterable dataset. While it is read, the global generators are seeded.
 
     Args:
         every: number of samples read with one seed, for example the batch size.
@@ -155,7 +155,7 @@ class SeededStream(IterableDataset[Any]):
             self._seed.share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, seed: int, *, given: int = 0) -> None:
-        """Set the seed of the next iteration, and the number of samples that precede it."""
+        """Set the seed of the next iteration, and ``given``."""
         self._seed.fill_(seed)
         self.given = given
 

@@ -18,10 +18,10 @@ from hpcaccel.runtime.data.sharding import Sharing, rounds
 __all__ = ["Bookmarks", "Counting", "SkipProgress", "StreamPart", "forward"]
 
 BOOKMARK_SECONDS = 1.0
-"""Minimum interval between saved states of a stateful stream. Saving a state takes several times as long as reading a
-small batch. A resume reads again what followed the last saved state."""
+"""Minimum interval between saved states of a stateful stream. Saving a state can take several times as long as reading
+a small batch. A resume reads again what followed the last saved state."""
 QUIET_SECONDS = 2.0
-"""Time before the first output of progress."""
+"""Time before the first output of progress, and minimum interval between calls of ``meanwhile``."""
 LINE_SECONDS = 30.0
 """Interval between lines of progress if standard error is not a terminal."""
 
@@ -39,8 +39,8 @@ class StreamPart(IterableDataset[Any]):
         self.seeded = SeededStream(dataset, every=sharing.round or sharing.size, workers=workers)
         self.sharing = sharing
         self.used = 0
-        """Number of samples to skip, because the ranks have used them. Set only without workers, or with a single
-        worker that starts with the iteration."""
+        """Number of samples to skip at the start. Nonzero only without workers, or with a single worker that starts
+        with the iteration."""
         self.report: Callable[[int, int], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -190,7 +190,7 @@ class SkipProgress:
 
     Args:
         shown: whether it is printed at all.
-        meanwhile: called every 2 s, to keep a connection alive.
+        meanwhile: called between items, at most every 2 s, so that other ranks do not time out.
     """
 
     def __init__(self, what: str, *, shown: bool, meanwhile: Callable[[], None] | None = None) -> None:

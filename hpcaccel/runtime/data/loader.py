@@ -36,20 +36,22 @@ __all__ = ["DispatchedLoader", "PreparedLoader", "is_dispatched", "make_loader"]
 class PreparedLoader(ReadingLoader):
     """The user's DataLoader, prepared: ``len`` and iteration cover this rank's part.
 
-    Every iteration is a new epoch, also after a ``break``. With workers the global generators are seeded for each
-    batch, so that random augmentation is the same after a resume.
+    Every iteration is a new epoch, also after a ``break``, except that the first one after a resume may continue the
+    saved epoch. With workers the global generators are seeded for each batch, so that random augmentation is the same
+    after a resume.
 
     Args:
-        seed: seed of the order if the sampler has no generator of its own; the same on every rank.
-        even_batches: all ranks get the same number of batches; the epoch's first samples fill up the last round.
+        seed: base of all seeds; the same on every rank. A sampler with a generator of its own draws the order from it.
+        even_batches: all ranks get the same number of batches; repeated samples fill up an incomplete last round.
         split_batches: divide each of the loader's batches among the ranks, instead of assigning whole batches.
         dispatch_batches: rank 0 reads for all ranks. None: true for iterable datasets with ``put_on_device``, else
             false.
         put_on_device: move batches to the rank's device.
         rng_types: generators that are set to rank 0's state at the start of each iteration. The sampler's generator
-            needs no communication: it has the same state on all ranks since ``prepare()``.
-        slice_fn: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` divides the batches that rank 0 reads.
-        seedable: draw the order from a generator seeded with ``seed + epoch``.
+            needs no communication: it has had the same state on all ranks since ``prepare()``.
+        slice_fn: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns rank r's part of a collated
+            batch, where collated batches are divided among the ranks.
+        seedable: draw the order from a generator seeded with ``seed + epoch``, not from the sampler's own.
         stateful: read an iterable dataset with torchdata's StatefulDataLoader.
 
     Raises:
@@ -145,12 +147,16 @@ class PreparedLoader(ReadingLoader):
     def _bookmarks(self) -> Bookmarks:
         found = None if self._cursor.order is not None else self._stream.bookmarks
         if found is None:
-            raise AttributeError("this loader has no bookmark_seconds: it does not read a stream with state_dict()")
+            raise AttributeError(
+                "this loader has no bookmark_seconds: it needs an iterable dataset with state_dict() and "
+                "num_workers=0, or torchdata's StatefulDataLoader"
+            )
         return found
 
     @property
     def batch_sampler(self) -> Any:  # type: ignore[override]
-        """This rank's part of the user's batch sampler; all of it if there is one data rank or rank 0 reads for all."""
+        """This rank's part of the user's batch sampler; all of it for a stream, one data rank, or if rank 0 reads for
+        all."""
         own: Any = self.user_loader.batch_sampler
         order = self._cursor.order
         if order is None or own is None:
@@ -228,7 +234,8 @@ class PreparedLoader(ReadingLoader):
         return cursor.state_dict(running=running) | {"stream": stream, "reading": self.reading}
 
     def _is_in_use(self) -> bool:
-        """Whether the running iteration is still used; False for an abandoned iterator that is still referenced."""
+        """Whether the running iteration is still used. If its loader is not trained on, an iterator that is still
+        referenced counts as abandoned when other loaders have been used for two steps."""
         current: Any = self._in_use.current
         if self._cursor.trains or not self._cursor.rounds or getattr(current, "_cursor", None) is self._cursor:
             return True
@@ -237,7 +244,7 @@ class PreparedLoader(ReadingLoader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """
         Raises:
-            RuntimeMisuse: the saved position has another unit.
+            RuntimeMisuse: the position was saved within an epoch, in another unit.
         """
         self._cursor.load_state_dict(state)
         self.__dict__["changes"] = self.changes_since(state.get("reading", {}))

@@ -40,9 +40,9 @@ class LoaderFacts(DataLoader[Any]):
         return getattr(self.user_loader, name)
 
     def skipping(self, batches: int) -> LoaderFacts:
-        """A view of this loader that skips this rank's first ``batches`` batches of each epoch.
+        """A view of this loader that skips ``batches`` more of this rank's batches at the start of each epoch.
 
-        The skipped batches are read only if the data is a stream.
+        Skipped samples of map-style data are read only to fill up the last round.
         """
         view = object.__new__(type(self))
         view.__dict__.update(self.__dict__)
@@ -109,7 +109,7 @@ class LoaderFacts(DataLoader[Any]):
 
     @property
     def remainder(self) -> int:
-        """Number of samples in the epoch's last, incomplete batch of all ranks together; -1: unknown."""
+        """Number of samples in the epoch's last, incomplete batch of all ranks together; -1: unknown, or dropped."""
         order = self._cursor.order
         units = None if order is None or not order.is_flat or self._sharing.drop_last else order.length
         return -1 if units is None else units % self.total_batch_size
@@ -187,7 +187,7 @@ class LoaderExactness(LoaderFacts):
 
     @property
     def doubt(self) -> str | None:
-        """Reason why the batches after a resume may differ; None: they do not differ."""
+        """Reason why the batches after a resume may differ; None: no reason is known."""
         user, is_stream = self.user_loader, self._cursor.order is None
         if is_stream and not self._stream.is_known:
             return f"it is unknown how {type(user).__qualname__} reads its data"

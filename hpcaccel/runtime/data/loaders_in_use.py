@@ -51,18 +51,18 @@ class LoopHooks(Protocol):
         """Restore the checkpoint's random states, right before the first batch after it."""
 
     def loop_is_entered(self) -> None:
-        """Called before the first training batch is read."""
+        """Called when the script starts another iteration over a loader that is trained on."""
 
     def loop_is_left(self) -> None:
         """Called when the script leaves the iteration over training batches early."""
 
 
 class LoadersInUse:
-    """The prepared loaders that are being iterated in this process, by all Accelerators."""
+    """The prepared loaders of all Accelerators that are being iterated in this process."""
 
     def __init__(self) -> None:
         self.current: BatchSource | None = None
-        """The loader that returned the latest batch."""
+        """The loader in use: the last of ``sources``; None if there is none."""
         self.passes = 0
         """Number of complete iterations over loaders that were not trained on."""
         self.batches = 0
@@ -74,7 +74,7 @@ class LoadersInUse:
 
     @property
     def sources(self) -> tuple[BatchSource, ...]:
-        """The loaders that are being iterated, outermost first."""
+        """The loaders that are being iterated, in the order of their latest batches, so that outer loops come first."""
         return tuple(self._sources)
 
     def took_batch_from(self, source: BatchSource) -> None:

@@ -1,8 +1,8 @@
-"""A seeded permutation without a list: the sample at each position is computed on demand.
+"""A seeded permutation that is stored only if it is short; else the sample at each position is computed on demand.
 
-A Feistel network over pairs (row, column) of the smallest sufficient grid: each round adds to one half a number that
-depends on the other half. Such a round is invertible, so no two positions get the same sample. A result outside the
-data is permuted again until it is inside.
+A Feistel network over pairs (row, column) of an almost square grid: each round adds to one half a number that depends
+on the other half. Such a round is invertible, so no two positions get the same sample. A result outside the data is
+permuted again until it is inside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 6
 CHUNK = 4096
 """Number of samples computed at once."""
 LISTED = 1 << 14
-"""Up to this many samples, the permutation is drawn as a list (at most 128 KiB), which is perfectly uniform."""
+"""Up to this many samples, the permutation is drawn with ``torch.randperm`` and stored (at most 128 KiB)."""
 
 # Constants of splitmix64.
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
@@ -87,7 +87,7 @@ def _hash(values: Positions, key: np.uint64) -> Positions:
 
 
 def _add(values: Positions, bits: Positions, size: np.uint64) -> Positions:
-    """``values`` plus a number below ``size`` that 32 random bits choose, modulo ``size``."""
+    """``values`` plus the 32 random ``bits`` scaled to a number below ``size``, modulo ``size``."""
     total: Positions = values + (bits * size >> _HALF)
     total -= (total >= size) * size
     return total

@@ -94,7 +94,7 @@ def draw(sampler: Any, generator: torch.Generator | None = None) -> SampleOrder:
     """The order that a supported sampler would return now.
 
     Args:
-        generator: generator to draw from; None: the sampler's own generator.
+        generator: generator to draw from; None: the one that the sampler uses.
     """
     return _KNOWN[type(sampler).__iter__](sampler, generator)
 
@@ -186,7 +186,7 @@ class RawBatches(Protocol):
 
 
 class PackedIndices:
-    """Lists of integers, stored consecutively in one tensor."""
+    """Lists of integers, stored consecutively in one array."""
 
     def __init__(self, numbers: array[int], ends: array[int]) -> None:
         self.flat = SampleOrder(_tensor(numbers) if numbers else [])

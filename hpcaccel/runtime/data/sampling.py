@@ -1,7 +1,7 @@
 """The order of the samples: drawn once per epoch from the user's own sampler, the same on every rank.
 
-A position in an epoch is the number of samples (of batches, if these differ in size) that all ranks together have used,
-so it is valid for any number of ranks.
+A position in an epoch is the number of samples (of raw batches, if the order is not flat) that all ranks together have
+used, so it is valid for any number of ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Order", "bring_to_main", "sampler_of"]
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """The sampler of single samples, which may be inside the batch sampler."""
+    """The sampler of single samples, which may be inside the batch sampler; the batch sampler if it contains none."""
     raw: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     return getattr(raw, "sampler", raw)
 
@@ -96,7 +96,7 @@ class Order:
 
     @property
     def gives_batches(self) -> bool:
-        """Whether a raw batch is a list of indices. If not, it is a single index."""
+        """Whether a raw batch is known to be a list of indices, not a single index."""
         return self.auto_collation or isinstance(self._raw, BatchSampler)
 
     @property
@@ -136,7 +136,7 @@ class Order:
         return None
 
     def begin(self, epoch: int) -> None:
-        """Draw the order of an epoch. Called before each iteration."""
+        """Start an epoch: draw its order, unless the length is unknown and the order has to be read lazily."""
         self.release()
         for sampler in {id(item): item for item in (self._raw, self._inner)}.values():
             if hasattr(sampler, "set_epoch"):
@@ -191,7 +191,7 @@ class Order:
         return BatchesPart(self._batches, sharing, start)
 
     def fingerprint(self) -> list[str]:
-        """A few samples that distinguish this epoch's order from others; empty if the order is not drawn in advance."""
+        """The length and some samples of this epoch's order, for comparison; empty if it is not drawn in advance."""
         drawn = self._samples if self._samples is not None else self._batches
         if drawn is None:
             return []

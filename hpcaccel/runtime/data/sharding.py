@@ -35,14 +35,14 @@ class Sharing:
     """The rule by which raw batches are assigned to ranks.
 
     Args:
-        batch_size: samples in a full raw batch; None if batches differ in size or are not lists.
-        even: all ranks get the same number of full batches. An incomplete round is filled up with the epoch's first
-            samples, repeatedly if necessary. If false, the samples of an incomplete round go to the first ranks.
+        batch_size: samples in a full raw batch; None: unknown, or raw batches are single samples.
+        even: all ranks get the same number of batches. An incomplete round is filled up with the epoch's first samples,
+            repeatedly if necessary. If false, the last ranks get fewer samples of an incomplete round, or none.
         split: every rank gets a part of each raw batch.
         drop_last: drop incomplete rounds.
 
     Raises:
-        RuntimeMisuse: ``split`` is set, but ``batch_size`` is None or not a multiple of ``size``.
+        RuntimeMisuse: ``split`` is set for several ranks, but ``batch_size`` is None or not a multiple of ``size``.
     """
 
     rank: int
@@ -105,7 +105,7 @@ class RankPart(Protocol):
 
 
 class SamplesPart:
-    """Batches of equal size from an order of samples, from sample ``start`` on."""
+    """Batches of equal size (the last may be smaller) from an order of samples, from sample ``start`` on."""
 
     def __init__(self, order: SampleOrder, sharing: Sharing, start: int, finish: Callable[[], None]) -> None:
         assert sharing.width is not None
@@ -176,7 +176,7 @@ class BatchesPart:
 
 
 class WalkedPart:
-    """Batches of a sequence of unknown length, from raw batch ``start`` on."""
+    """Batches of a sequence that is read lazily, such as one of unknown length, from raw batch ``start`` on."""
 
     def __init__(self, batches: Iterable[Any], sharing: Sharing, start: int) -> None:
         self.total: int | None = None
@@ -232,7 +232,8 @@ def _own(group: list[Any], first: list[Any], sharing: Sharing, *, is_last: bool)
     if sharing.size == 1:
         return group[0], _length(group[0]), None
     if sharing.split and len(group[0]) > (size or 0):
-        raise RuntimeMisuse(f"the batch sampler has batch_size={size}, but returned a batch of {len(group[0])} samples")
+        what = f"batch_size={size}, but returned a batch of {len(group[0])} samples"
+        raise RuntimeMisuse(f"the batch sampler has {what}, which split_batches=True does not support")
     short = size is not None and all(len(batch) == size for batch in group[:-1]) and len(group[-1]) <= size
     if sharing.split or (is_last and short):
         return _own_samples(list(chain(*group)), list(chain(*first)), sharing)
@@ -274,7 +275,7 @@ def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
 def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
     """Pairs (item, next item); the last item is paired with None.
 
-    If reading the next item fails, the item is yielded first and the error is raised afterwards.
+    If reading the next item fails, the item is yielded first, paired with itself, and the error is raised afterwards.
     """
     iterator = iter(items)
     item = next(iterator, None)

@@ -146,7 +146,7 @@ def _seeded_loader(user: DataLoader[Any], generator: torch.Generator) -> tuple[D
 
 
 def is_torchdatas(loader: DataLoader[Any]) -> bool:
-    """Whether the loader is a StatefulDataLoader of torchdata, or of a class derived from it."""
+    """Whether the loader is torchdata's StatefulDataLoader or of a subclass."""
     torchdata: Any = sys.modules.get("torchdata.stateful_dataloader")
     return torchdata is not None and isinstance(loader, torchdata.StatefulDataLoader)
 
@@ -204,7 +204,7 @@ class ReportingStream:
         Args:
             seed: seed of this epoch, the same on every rank.
             shown: whether this rank shows the progress of reading forward.
-            meanwhile: called every few seconds while the stream reads forward.
+            meanwhile: called between items, at most every 2 s, while the stream reads forward.
         """
         saved = cursor.stream if cursor.resumed else None
         if saved is not None and "seeded" not in saved and isinstance(self._source, ReadyStream):
@@ -215,7 +215,7 @@ class ReportingStream:
             self._explain(cursor, behind)
         if behind % self._source.units and not self._source.counts_samples:
             self._warn_of_repetition(cursor, behind % self._source.units)
-        report = SkipProgress("skipping to the resume position", shown=shown, meanwhile=meanwhile)
+        report = SkipProgress("skipping to the start position", shown=shown, meanwhile=meanwhile)
         self.fill = FillBatch(from_round=self.bookmarks is not None)
         fills = self._shares_batches and self._sharing.even and self._sharing.size > 1
         keep = self._keep if fills and not self.fill.from_round else None
@@ -235,7 +235,7 @@ class ReportingStream:
 
     def _explain(self, cursor: Cursor, behind: int) -> None:
         if is_stateful(self._user.dataset):
-            why = f"the dataset's state is in {self._user.num_workers} worker processes"
+            why = f"the dataset's state is in worker processes (num_workers={self._user.num_workers})"
             what = "use num_workers=0, or torchdata's StatefulDataLoader, which saves the workers' state"
         else:
             why = "an iterable dataset cannot start in the middle"
@@ -248,14 +248,15 @@ class ReportingStream:
 
     def _warn_of_repetition(self, cursor: Cursor, count: int) -> None:
         warnings.warn(
-            f"resuming epoch {cursor.epoch}: {count} {cursor.unit} are repeated. This stream can resume only at "
-            f"multiples of {self._source.units}, and the checkpoint, saved with another number of ranks or batch size, "
-            "is not at one. With num_workers=0, or num_workers=1 and persistent_workers=False, it can resume anywhere",
+            f"resuming epoch {cursor.epoch}: the last {cursor.unit} before the checkpoint are repeated ({count}). This "
+            f"stream can resume only at multiples of {self._source.units}, and the checkpoint, saved with another "
+            "number of ranks or batch size, is not at one. A plain DataLoader with num_workers=0, or with "
+            "num_workers=1 and persistent_workers=False, can resume anywhere",
             stacklevel=5,
         )
 
 
 def generator_of(dataset: Any) -> torch.Generator | None:
-    """The dataset's ``generator`` attribute, which is saved and restored; None without one."""
+    """The dataset's ``generator`` attribute, which is saved and restored; None if it is not a ``torch.Generator``."""
     found = getattr(dataset, "generator", None)
     return found if isinstance(found, torch.Generator) else None
