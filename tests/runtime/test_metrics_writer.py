@@ -48,7 +48,7 @@ def test_logged_values_become_plain_numbers_and_strings(path: Path) -> None:
 
 def test_arrays_are_left_out_with_one_warning_unless_a_tracker_listens(path: Path) -> None:
     writer = MetricsWriter(path, attempt=1)
-    said = r"'weights' has type Tensor and is not written, because metrics.jsonl stores only numbers and strings"
+    said = r"'weights' has type Tensor and is not written, because metrics.jsonl stores only numbers, strings, booleans"
     with pytest.warns(UserWarning, match=said):
         writer.write({"weights": torch.ones(4), "image": np.ones((2, 2)), "x": 1}, step=1, epoch=0)
     writer.write({"weights": torch.ones(4), "x": 1}, step=2, epoch=0)

@@ -110,7 +110,7 @@ def test_array_is_left_out_with_one_warning(run: RunDir) -> None:
     """
     said = do(code, run=run)
     assert (
-        "log(): 'weights' has type ndarray and is not written, because metrics.jsonl stores only numbers and strings"
+        "log(): 'weights' has type ndarray and is not written, because metrics.jsonl stores only numbers, strings,"
         in said
     )
     assert said.count("weights") == 1

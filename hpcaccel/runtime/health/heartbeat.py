@@ -1,7 +1,7 @@
-"""The heartbeat: a thread that writes this rank's progress to a file every few seconds, for the supervisor.
+"""The heartbeat: a thread that writes this rank's progress to a file at regular intervals, for the supervisor.
 
-The training thread does no work for it: the heartbeat only reads counters that exist anyway. If the heartbeats stop,
-the process is suspended or has ended, or C code holds the GIL.
+The training thread does no work for it: the heartbeat only reads counters that exist anyway. Heartbeats stop if the
+process is suspended or has ended, or if C code holds the GIL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INTERVAL_SECONDS = 10.0
 WRITES_PER_SECOND = 100
 """Maximum for all ranks together: in large runs each rank writes less often, to spare the file system."""
 STEP_TIME_BEATS = 30
-"""Number of beats from which the time per step is computed."""
+"""Maximum number of beats from which the time per step is computed."""
 
 _running: Heartbeat | None = None
 
@@ -162,7 +162,8 @@ def _touch(path: Path) -> None:
 
 
 def start_heartbeat(run: RunDir | None, attempt: int) -> Heartbeat | None:
-    """Start the heartbeat of this process. Returns None if the process is not a rank of a run, or on an error."""
+    """Start the heartbeat of this process unless it is running. Returns None if this is not a rank of a run, or on an
+    error."""
     global _running
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if run is None or rank is None or world_size is None:

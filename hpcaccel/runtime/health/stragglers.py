@@ -3,9 +3,9 @@
 All ranks take the same time per step, because each waits for the slowest. They differ in their own time: the time from
 the end of a step to the first wait for other ranks. With DDP the first wait is in the backward pass, so the own time
 covers data, the forward pass and the script's code. With sharded models the forward pass waits too, so the own time
-ends when the batch has arrived. On a GPU, device time is measured for a sample of steps.
+ends when the batch has arrived. With DDP on GPUs, device time is measured for a sample of steps.
 
-Each rank's median is sent as part of the stop agreement, which runs at every step anyway. This adds no wait.
+Each rank's median is sent as part of a stop agreement, which the ranks need anyway. This adds no wait.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OwnTime:
     """This rank's own time per step, and the latest own times of all ranks.
 
     Args:
-        device: the rank's device; on a GPU, device time is measured.
+        device: the rank's device; on a GPU, device time is measured, except with ``until_batch``.
         until_batch: whether the own time ends when the batch has arrived, because the forward pass waits for other
             ranks.
     """
@@ -83,7 +83,7 @@ class OwnTime:
             self._batch_at = time.perf_counter()
 
     def discard(self) -> None:
-        """Discard the measurement in progress, because the step ended later than assumed."""
+        """Discard the measurement in progress, because the end of the step was reported too late."""
         self._since, self._open = 0.0, None
 
     def backward_begins(self) -> None:

@@ -35,11 +35,11 @@ _WAITING = (
     "/hpcaccel/runtime/distributed/collectives/exchange.py",
     "/hpcaccel/runtime/distributed/group_shutdown.py",
 )
-"""Files of the innermost frames of a rank that waits in a collective or in the backward pass."""
+"""Files of the innermost frames of a rank that waits in a collective, in the backward pass or for the GPU."""
 
 
 class ThreadPosition(NamedTuple):
-    """Position of a thread. Equal fingerprints mean that it has not moved."""
+    """Position of a thread. While it does not move, its fingerprint remains the same."""
 
     fingerprint: int
     """Hash of all frames with their current instructions."""

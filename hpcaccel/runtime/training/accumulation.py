@@ -1,7 +1,7 @@
 """Gradient accumulation: which micro-batches end in an optimizer step.
 
-An optimizer step follows every ``steps``-th micro-batch and the last batch of the loader in use, so that no gradients
-are carried over to the next epoch.
+An optimizer step follows every ``steps``-th micro-batch and, by default, the last batch of the loader in use, so that
+no gradients are carried over to the next epoch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Accumulation:
         self.steps = steps
 
     def steps_per_epoch(self, loaders: Sequence[Any]) -> int | None:
-        """Optimizer steps in one pass over the first of these loaders; None if its length is unknown."""
+        """Optimizer steps in one pass over the first of these loaders; None if there is none or its length is unknown."""
         try:
             batches = len(loaders[0]) if loaders and isinstance(loaders[0], Sized) else None
         except TypeError:  # an iterable dataset
@@ -96,7 +96,8 @@ class Accumulation:
 
 
 class MicroBatch:
-    """Context of one micro-batch: gradients of ``models`` are not reduced unless an optimizer step follows.
+    """Context of one micro-batch: gradients of ``models`` are reduced only if an optimizer step follows, or if
+    ``sync_each_batch`` is set.
 
     Args:
         others: accumulations of other Accelerators, whose ``is_boundary`` is set to that of ``accumulation``.
@@ -163,14 +164,14 @@ def warn_if_divided(loss: Any, steps: int) -> bool:
     not synchronise with a GPU.
 
     Returns:
-        Whether the script has divided the loss.
+        Whether a division was found.
     """
     if steps < 2 or not isinstance(loss, torch.Tensor) or not _is_divided(loss.grad_fn, steps):
         return False
     warnings.warn(
         f"{call_site()}: this loss has already been divided by {steps}, and backward() divides it again by "
         f"gradient_accumulation_steps={steps}, so gradients are {steps} times too small. "
-        "Remove one of the divisions",
+        "Remove the division from the script",
         stacklevel=2,
     )
     return True

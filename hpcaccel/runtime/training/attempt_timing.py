@@ -1,7 +1,7 @@
 """``AttemptClock``: times of an attempt (``timing.json``) and its last step (the file ``step``), written by rank 0.
 
-The clock is read once per step. ``timing.json`` is written at each event (group formed, checkpoint loaded, first step,
-save, end), and between events after 1, 2, 4 … 60 seconds.
+``timing.json`` is written at each event (such as group formed, checkpoint loaded, first step, save, end), and between
+events at the end of a step, at intervals that grow from 1 to 60 seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["AttemptClock", "StepCounter", "StepTimes"]
 logger = logging.getLogger(TRAINING_LOG)
 
 FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0
-"""First and longest interval between two writes without an event."""
+"""Minimum interval between two writes without an event: at first, and after it has been doubled several times."""
 SAMPLE = 512
 """Size at which every second duration of the sample is dropped."""
 
@@ -77,7 +77,7 @@ class AttemptClock:
         self._last: float | None = None
         self._step = 0
         self._stalled = 0.0
-        """Seconds for which saves blocked training since the last step."""
+        """Seconds for which saves have blocked training since the last step."""
         self._every = FIRST_SECONDS
         self._write_at = 0.0
         self._prepared = self._over = False
@@ -179,7 +179,7 @@ class AttemptClock:
         self._note(stall_seconds=self._times.stall_seconds + seconds, **facts)
 
     def end(self) -> None:
-        """Record the end of the training. Later steps are not recorded."""
+        """Record the end of the training. Later steps are not written to the file ``step``."""
         if not self._over:
             self._over = True
             self._note()
@@ -191,7 +191,7 @@ class AttemptClock:
     def expected_save_seconds(self) -> float | None:
         """Expected time from the start of a save to its commit, on rank 0; None if unknown.
 
-        The median of this attempt's saves; before the first save, the slowest save of earlier attempts.
+        This attempt's median (blocking or recorded time, whichever is larger), else the slowest earlier save.
         """
         if self._run is None:
             return None

@@ -20,7 +20,7 @@ __all__ = ["clip_norm", "clip_value", "unscale"]
 Parameters = torch.Tensor | Iterable[torch.Tensor]
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-"""Types of parameters that torch's own clipping supports."""
+"""Types of parameters whose gradients are clipped by torch's own function."""
 
 
 def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_type: float) -> torch.Tensor:
@@ -28,7 +28,7 @@ def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_typ
 
     Returns:
         The norm before scaling. Between accumulation boundaries nothing is scaled, and the norm is that of the
-        gradients that this rank has accumulated so far.
+        gradients accumulated so far, which the ranks may not have reduced yet.
     """
     parameters = _listed(parameters)
     if not setup.accumulation.is_boundary:
@@ -69,7 +69,7 @@ def unscale(setup: Setup, optimizers: Any = None) -> None:
     for optimizer in optimizers:
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if all(optimizer is not known for known in setup.prepared.optimizers):
-            raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): this optimizer was not prepared")
+            raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): the optimizer was not prepared: pass it to prepare()")
         setup.scaling.unscale(optimizer)
 
 

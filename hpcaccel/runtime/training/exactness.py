@@ -55,7 +55,7 @@ class Exactness:
     # -- recording --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Record the state of the script's generators and the models' buffers when the training starts or continues."""
+        """Record the script's generators and the models' buffers when the training starts or continues, once."""
         if self._deterministic and self._begun_at is None:
             self._begun_at = self._steps
             self._look_at_generators(begins=True)
@@ -93,7 +93,7 @@ class Exactness:
     # -- at a save --------------------------------------------------------------------------------------------------
 
     def doubts(self, step: int, epoch: int) -> list[str]:
-        """Reasons why a resumed training may differ from an uninterrupted one; empty if there are none."""
+        """Reasons why a resumed training may differ from an uninterrupted one; empty if none is known."""
         if not self._deterministic:
             return ["saved without runtime.deterministic"]
         if not self._prepared.loaders:
@@ -201,7 +201,7 @@ def watch_iterators() -> None:
 
 
 def half_read_iterators() -> list[Any]:
-    """Iterators that have returned a batch and are not exhausted."""
+    """Iterators that have returned a batch and are not known to be exhausted."""
     return [iterator for iterator in _alive if _is_half_read(iterator)]
 
 
@@ -215,7 +215,7 @@ def _is_half_read(iterator: Any) -> bool:
 
 
 class UnsavedBuffers:
-    """Buffers with ``persistent=False`` of the prepared models, with their digests at the first call.
+    """Buffers with ``persistent=False`` of the prepared models, with their checksums at the first call of ``changed``.
 
     A new process recreates them, which is harmless if they never change (masks, position tables).
     """

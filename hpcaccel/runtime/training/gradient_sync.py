@@ -144,10 +144,11 @@ def trigger_sync_in_backward(model: nn.Module) -> SyncInBackward:
 def join_uneven_inputs(setup: Setup, joinables: Sequence[Any], *, even_batches: bool | None) -> Iterator[None]:
     """Context with torch's ``Join``, for gloo and NCCL: ranks that run out of batches keep taking part in gradient
     all-reduces. At the end of the context all ranks have the parameters of the rank that finished last. Saves and stops
-    are deferred to the end.
+    are deferred to the end. With even batches ``Join`` is not enabled.
 
     Raises:
-        RuntimeMisuse: a model does not support ``Join``, such as a sharded one.
+        RuntimeMisuse: a model does not support ``Join``, such as a sharded one. If the Accelerator's ``even_batches``
+            is set, a sharded training gets a warning instead.
     """
     from torch.distributed.algorithms.join import Join, Joinable
 
@@ -205,7 +206,7 @@ class LocalSGD:
 
     Use ``with LocalSGD(accelerator=..., model=..., local_sgd_steps=8) as local_sgd:``, and call ``local_sgd.step()``
     after each optimizer step. Parameters are averaged over all ranks after every ``local_sgd_steps`` steps and at the
-    end of the block; optimizer state and buffers are not averaged.
+    end of the block, unless it raises; optimizer state and buffers are not averaged.
 
     Raises:
         RuntimeMisuse: the model is sharded, so its ranks cannot train independently; or ``local_sgd_steps`` is below 1.
@@ -247,7 +248,8 @@ class LocalSGD:
         """Average all parameters, with one reduction per dtype.
 
         Raises:
-            RuntimeMisuse: the ranks have done different numbers of steps.
+            RuntimeMisuse: the ranks have done different numbers of steps. On GPUs only the first calls are checked,
+                except in debug mode.
         """
         exchange = self._group.exchange
         assert exchange is not None

@@ -3,27 +3,27 @@
 Protocol
 --------
 
-All ranks save and stop at the same optimizer step, and no rank waits for another within a step:
+All ranks save and stop at the same optimizer step, on which they agree while training continues:
 
 1. *A step is over.* ``StepBoundary`` counts steps and determines which call ends a step: the next batch of a prepared
    loader, ``checkpoint()``, the next item of ``epochs()`` or ``steps()``, or the next backward pass. That call runs
    ``Loop.step_is_over``.
-2. *The ranks agree.* At step k each rank issues an asynchronous max-reduce (``StopAgreement.issue``) of four values:
-   whether it has to stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``), whether
-   it is still in its loop, and the progress of its background save. At step k + 1 all ranks read the same result
-   (``StopAgreement.read``). A single process uses its own values, and skips both calls if no action is due.
+2. *The ranks agree.* At step k each rank issues an asynchronous max-reduce (``StopAgreement.issue``). Its main values
+   are: whether it has to stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``),
+   whether it is still in its loop, and the progress of its background save. At step k + 1 all ranks read the same
+   result (``StopAgreement.read``). A single process uses its own values, and skips both calls if no action is due.
 3. *All ranks act on the result* (``AgreedActions``): finish the background save, stop, or save. ``SaveSchedule`` saves;
-   ``TrainingEnd`` carries out a stop: either it saves and raises SystemExit with code 85, or ``finishing`` becomes
-   True, and ``epochs()``, ``steps()`` and the loader of the training end early.
+   ``TrainingEnd`` carries out a stop: either it saves (if there is time) and raises SystemExit, or ``finishing``
+   becomes True, and ``epochs()``, ``steps()`` and the loader of the training end early.
 4. *Leaving a loop.* Ranks may leave their loops at different steps. A rank that has left continues to issue and read,
    as inactive, until all ranks have left (``AgreedActions.until_all_have_left``); then all save the result.
 
 ``Resumption`` loads a checkpoint at the start (``resume()``, which ``epochs()`` and ``steps()`` call, or
 ``load_state()``). It restores the random generators twice: when the checkpoint is loaded, and when the loop starts (in
-the middle of an epoch: when the loader continues), because code between both may draw from them.
+the middle of an epoch: when the loader continues), because code between the two may draw from them.
 
-A script that calls none of ``resume``, ``epochs``, ``steps`` and ``checkpoint`` is saved when it is stopped, but is
-neither saved by schedule nor resumed.
+A script that calls none of ``resume``, ``epochs``, ``steps`` and ``checkpoint`` is saved when it is stopped, but not by
+schedule, and resumes only through ``load_state()``.
 """
 
 from __future__ import annotations
@@ -78,12 +78,13 @@ class Loop:
     # -- the five methods of the script -------------------------------------------------------------------------------
 
     def resume(self) -> ResumedCounters:
-        """Load the newest checkpoint into all prepared objects. Later calls return the same value.
+        """Load the newest checkpoint, if there is one, into all prepared objects. Later calls return the same value.
 
         Raises:
             RuntimeMisuse: nothing has been prepared, or this program has already completed a training with this
                 checkpoint directory.
-            SystemExit: a stop was requested while the program started.
+            CheckpointError: the checkpoint could not be loaded.
+            SystemExit: while the program started, a stop was requested after which the run is to be continued.
         """
         self._manage()
         if self._resumption.resumed is not None:
@@ -97,7 +98,7 @@ class Loop:
         return self._resumption.start_at_zero() if newest is None else self.load(newest)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The remaining epochs of ``count``, starting with the interrupted epoch."""
+        """Yield the numbers of the remaining epochs of ``count``, starting with the interrupted epoch."""
         length = self.accumulation.steps_per_epoch(self.context.prepared.loaders)
         self._enter(None if length is None else count * length)
         while self.epoch < count and not self.finishing:
@@ -113,7 +114,7 @@ class Loop:
         self._exit()
 
     def steps(self, count: int) -> Iterator[int]:
-        """Yield the number of completed steps while it is less than ``count``."""
+        """Yield the number of completed steps while it is less than ``count`` and the training is not ending."""
         self._enter(count)
         while self.step < count and not self.finishing:
             try:
@@ -127,10 +128,10 @@ class Loop:
     def checkpoint(self) -> None:
         """Save if a save is due; save and exit if the run must stop and continue later. Called once per step.
 
-        Between accumulation boundaries it does nothing.
+        Between accumulation boundaries of a prepared optimizer nothing is saved.
 
         Raises:
-            SystemExit: with code 85, or 143 if nothing could be saved, on all ranks at the same step.
+            SystemExit: with code 85, or 143 without a checkpoint directory, on all ranks at the same step.
             CheckpointError: the checkpoint could not be saved.
         """
         if not self.boundary.script_reports:
@@ -179,7 +180,8 @@ class Loop:
 
     @contextmanager
     def saves_and_stops_deferred(self) -> Iterator[None]:
-        """Context that defers saves and stops to its end, or in a loop over ``epochs()`` to the end of the epoch.
+        """Context that defers saves and stops to its end; in a loop over ``epochs()`` to the end of the epoch, and with
+        ``steps()`` or ``checkpoint()`` to the next step.
 
         It is for blocks in which ranks do different numbers of steps. All ranks must enter and leave it.
         """
@@ -192,13 +194,14 @@ class Loop:
 
     @property
     def finished_epochs_are_over(self) -> bool:
-        """Whether an epoch whose last step was saved counts as complete. ``epochs()``, and scripts that restore the
-        epoch number, enter it again and find no batches left; other scripts start the next epoch."""
+        """Whether an epoch whose last step was saved counts as complete. Scripts that use this loop's methods or may
+        restore the epoch number from a registered object enter it again and find no batches left; other scripts start
+        the next epoch."""
         restores_epoch = self.context.prepared.registered and not self._resumption.was_saved_by_script
         return not (self.saves.is_managed or restores_epoch)
 
     def loop_is_entered(self) -> None:
-        """Called when the script starts to iterate over the batches of the training."""
+        """Called when the script starts another iteration over a loader that is trained on."""
         self._status.left_at = None
 
     def loop_is_left(self) -> None:
@@ -211,7 +214,7 @@ class Loop:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the script iterates over a loader whose batches are not trained on."""
+        """Whether the script is iterating over a loader that is not trained on, after the first step."""
         source = self.context.in_use.current
         return source is not None and not source.trains and self.boundary.has_begun
 
@@ -231,7 +234,7 @@ class Loop:
         self._end.complete()
 
     def abandon(self) -> None:
-        """Drop the training on this rank only; nothing is saved and no outcome is written."""
+        """Drop the training on this rank only; no checkpoint is saved and no outcome is written."""
         self._end.abandon()
 
     # -- entering and leaving a loop ----------------------------------------------------------------------------------
@@ -270,7 +273,7 @@ class Loop:
             self._agreed.at_once()
 
     def _begin(self) -> None:
-        """Called after the first step of this process."""
+        """Called when the first step of this process is over."""
         self.boundary.has_begun = True
         self._exactness.begin()
         if self._status.phase != "training":
@@ -282,7 +285,7 @@ class Loop:
             self.context.log_once(samples)
 
     def _log_delayed_stop(self) -> None:
-        """Log that a stop waits for the end of an evaluation, which rank 0 may be running alone."""
+        """Log that a stop is delayed until the end of an evaluation, which rank 0 may be running alone."""
         if self.evaluates:
             self.context.log_once(
                 "a stop was requested during an evaluation: the training stops at the next training step. If the ranks "

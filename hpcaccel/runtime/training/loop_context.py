@@ -34,7 +34,7 @@ class RankStatus:
 
     def __init__(self) -> None:
         self.phase = "starting"
-        """One of the phases of ``records.Beat``."""
+        """One of the phases of ``rank_records.Beat``."""
         self.first_step = 0
         """Step at which the current loop started."""
         self.left_at: str | None = None
@@ -83,7 +83,7 @@ class LoopContext:
     """The objects that the parts of one training loop share."""
 
     place: OutputLocation
-    """The run directory, the attempt, and the directories of checkpoints and metrics."""
+    """The run directory, the attempt, the directory of checkpoints and the file of metrics."""
     group: RankGroup
     settings: Settings
     prepared: PreparedObjects

@@ -16,7 +16,7 @@ from hpcaccel.core.durable_files import append_bytes
 __all__ = ["MetricsLines", "flatten", "is_json_value", "plain", "warning_for"]
 
 FLUSH_SECONDS = 1.0
-"""Maximum time for which a line stays in the buffer."""
+"""Time after which a buffered line is written."""
 
 
 class MetricsLines:
@@ -46,7 +46,7 @@ class MetricsLines:
                 self._timer = _start(self._write_late)
 
     def write_out(self) -> None:
-        """Write buffered lines. On an error they remain in the buffer, and the next call raises again."""
+        """Write buffered lines. On an OSError they remain in the buffer, and the next call tries again."""
         with self._lock:
             self._stop_timer()
             if self._waiting:
@@ -91,7 +91,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def is_json_value(value: Any) -> bool:
-    """Whether the value can be written as JSON; other values, such as images, go to trackers only."""
+    """Whether ``metrics.jsonl`` stores the value; others, such as images, go to trackers only."""
     return isinstance(value, bool | int | float | str) or value is None
 
 
@@ -99,7 +99,8 @@ def warning_for(name: str, value: Any) -> str:
     """Warning for a value that is not written."""
     return (
         f"log(): {name!r} has type {type(value).__name__} and is not written, because metrics.jsonl stores only "
-        "numbers and strings. Trackers accept more types (log_with=...). This warning is shown only once"
+        "numbers, strings, booleans and None. Trackers accept more types (log_with=...). This warning is shown only "
+        "once"
     )
 
 

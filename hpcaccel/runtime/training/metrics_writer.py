@@ -37,8 +37,9 @@ class Listener(Protocol):
 
 
 class MetricsWriter:
-    """Writes ``metrics.jsonl`` on rank 0, one line per call. Lines are buffered for up to a second (see
-    ``MetricsLines``) and written before a checkpoint is committed, so that metrics of committed steps are never lost.
+    """Writes ``metrics.jsonl`` on rank 0, one line per call (one for all micro-batches of a step). Lines are buffered
+    for up to a second (see ``MetricsLines``) and written before a checkpoint is committed, so that a kill of the rank
+    does not lose metrics of committed steps.
 
     Args:
         path: path of ``metrics.jsonl``; None: write nothing.
@@ -138,7 +139,7 @@ def log_values(
     Args:
         step: default: the number of completed optimizer steps, or the current step between accumulation boundaries; but
             at least the largest step logged before, so that scripts with their own step numbers get a single axis.
-        log_kwargs: keyword arguments by tracker.
+        log_kwargs: keyword arguments for each tracker's ``log``, by tracker name.
     """
     if any(map(is_dtensor, values.values())):  # a collective: before ranks other than 0 return
         values = {name: full(value) if is_dtensor(value) else value for name, value in values.items()}

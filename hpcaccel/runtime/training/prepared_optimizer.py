@@ -22,8 +22,8 @@ def _do_nothing() -> None:
 class PreparedOptimizer(Optimizer):
     """Wrapper of the script's optimizer (attribute ``optimizer``), to which all other attributes are delegated.
 
-    ``step`` and ``zero_grad`` do nothing between accumulation boundaries; with a scaler ``step`` unscales first and may
-    be skipped after an overflow (``step_was_skipped``).
+    ``step`` and ``zero_grad`` do nothing between accumulation boundaries; with a scaler ``step`` unscales first and is
+    skipped after an overflow (``step_was_skipped``).
 
     Args:
         scaling: gradient scaling of fp16, shared by all prepared optimizers; None for other precisions.

@@ -114,7 +114,7 @@ def prepare_scheduler(setup: Setup, scheduler: Any) -> PreparedScheduler:
 
 
 def _counts_evaluations(scheduler: Any) -> bool:
-    """Whether the scheduler counts metric values instead of steps, like ``ReduceLROnPlateau``."""
+    """Whether the scheduler counts metric values instead of steps, that is, is a ``ReduceLROnPlateau``."""
     from torch.optim.lr_scheduler import ReduceLROnPlateau
 
     return isinstance(scheduler, ReduceLROnPlateau)

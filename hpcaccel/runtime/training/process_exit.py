@@ -3,8 +3,8 @@
 A program that ends normally writes the outcome ``completed``. A program that was stopped writes the step and the
 checkpoint from which it continues, and raises ``SystemExit``. A program that fails writes no outcome.
 
-In a preemption with grace time Slurm signals only the ranks, and only the batch step can query the grace time. Ranks
-whose saves take long therefore write a marker for the supervisor and wait briefly for its request.
+In a preemption with grace time Slurm signals only the ranks, and only the batch step can query the grace time. If saves
+take long, rank 0 therefore writes a marker for the supervisor and waits briefly for its request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(TRAINING_LOG)
 LONG_SAVE_SECONDS = 5.0
 """Saves that take longer than this may not fit into a grace time."""
 REQUEST_TIMEOUT_SECONDS = 5.0
-"""How long a rank waits for the supervisor's stop request."""
+"""How long rank 0 waits for the supervisor's stop request."""
 POLL_SECONDS = 0.1
 EXIT_TERMINATED = 143
 """Exit code of a stop without a checkpoint, equal to that of a process ended by SIGTERM."""
@@ -101,7 +101,8 @@ class ProcessExit:
         raise SystemExit(EXIT_CONTINUED if saved else EXIT_TERMINATED)
 
     def complete(self, outcome: Outcome) -> None:
-        """Write the outcome of a normal end, wait for all ranks, and leave the process group."""
+        """Write the outcome of a normal end, wait for all ranks, and leave the process group (at exit only if all ranks
+        have arrived)."""
         self._write(outcome)
         # At exit, a missing rank may still be in a collective; in the middle of a script a new group may follow.
         if self._group.wait_at_exit() or not self._exiting:
@@ -198,7 +199,7 @@ def read_request(place: OutputLocation, *, save_seconds: float | None) -> dict[s
 
 
 def is_in_time(request: StopRequest, save_seconds: float | None) -> bool:
-    """Whether a save that starts now is expected to end before the processes are killed."""
+    """Whether a save that starts now is expected to end before the processes are killed; True if that is unknown."""
     if request.deadline is None or save_seconds is None:
         return True
     return time.time() + save_seconds <= request.deadline

@@ -18,7 +18,7 @@ __all__ = ["ProfileContext", "build"]
 
 class ProfileContext:
     """The context of ``Accelerator.profile``. With ``output_trace_dir`` each rank writes its trace there, as
-    ``profile_<rank>.json``, and waits for all ranks."""
+    ``profile_<rank>.json``, and waits for all ranks, unless the block raises."""
 
     def __init__(self, handler: ProfileKwargs, group: RankGroup) -> None:
         self._directory = None if handler.output_trace_dir is None else Path(handler.output_trace_dir)

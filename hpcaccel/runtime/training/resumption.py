@@ -39,7 +39,7 @@ class Resumption:
         self.in_mid_epoch = False
         """Whether a loader was in the middle of its data at the save. The loader restores the generators on resume."""
         self.was_saved_by_script = False
-        """Whether the checkpoint was made by ``save_state()``, not by the loop's schedule."""
+        """Whether the checkpoint was made by ``save_state()``, not by the loop."""
         self._context = context
         self._random_state: Any = None
 
@@ -69,7 +69,7 @@ class Resumption:
         self.resumed = ResumedCounters(0, 0, None)
         self._context.clock.loaded(0)
         if self._context.checkpoints.has_place:
-            logger.info("starting at step 0: no checkpoint yet")
+            logger.info("starting at step 0: no checkpoint to resume from")
         return self.resumed
 
     def restore_rng(self) -> None:
@@ -101,10 +101,10 @@ class Resumption:
         """At the first step, check that the run's checkpoint was loaded, if there is one.
 
         Args:
-            is_managed: whether the script uses the loop's methods, which load a checkpoint. Otherwise a line is logged.
+            is_managed: whether the script uses the loop's methods. If not, an unused checkpoint is only logged.
 
         Raises:
-            RuntimeMisuse: the script uses these methods but has not called ``resume()``.
+            RuntimeMisuse: the script uses these methods but has not loaded the checkpoint.
         """
         path = self._context.checkpoints.find() if self.resumed is None else None
         if path is None or self._context.checkpoints.has_made(path):

@@ -23,7 +23,7 @@ _PROGRESS = {"done": DONE, "busy": BUSY, "failed": FAILED}
 
 
 class SaveSchedule:
-    """Saves at steps on which all ranks have agreed. All ranks must call its methods together, except ``is_due``."""
+    """Saves at steps on which all ranks have agreed. All ranks must call the methods that save or wait together."""
 
     def __init__(self, context: LoopContext) -> None:
         self.checkpoints = context.checkpoints
@@ -31,7 +31,7 @@ class SaveSchedule:
         self.is_managed = False
         """Whether the script uses the loop's methods. Otherwise nothing is saved by schedule."""
         self.step = 0
-        """The last step that was saved or is being saved."""
+        """The last step that was loaded or saved, or is being saved."""
         self._committed_step = 0
         """The last committed step, while a background save is in progress."""
         self._skipped_step = 0
@@ -81,7 +81,7 @@ class SaveSchedule:
             )
 
     def begin_at(self, step: int) -> None:
-        """Continue from the checkpoint of ``step``."""
+        """Schedule the next save after the checkpoint of ``step``, which was loaded or saved."""
         self.step = step
         self._saved_at = time.monotonic()
         self._schedule()
@@ -146,7 +146,7 @@ class SaveSchedule:
             self._schedule()
             self._context.log_once(
                 f"the checkpoint of step {step} is skipped, because the previous one is still being written "
-                "(checkpoint.when_busy: skip). Further skipped checkpoints are not logged"
+                "(checkpoint.when_busy: skip)"
             )
             return
         self.now("due", background=self._settings.background)
@@ -162,7 +162,7 @@ class SaveSchedule:
         self.checkpoints.settle(failed=failed)
 
     def wait(self) -> None:
-        """Wait for the background save before the process exits. If it failed, the caller saves again."""
+        """Wait for the background save. If it failed, log the error and reset ``step``, so that ``if_newer`` saves."""
         try:
             with self._clock.waiting():
                 self.checkpoints.drain()
@@ -176,7 +176,7 @@ class SaveSchedule:
         self._schedule()
 
     def if_newer(self, reason: str) -> None:
-        """Wait for the last save; save again if steps were done since."""
+        """Wait for the last save; save again if steps were done since and there is a checkpoint directory."""
         self.wait()
         if self.has_place and self._group.max_of(self._counters.step) > self.step:
             self.now(reason)
@@ -185,7 +185,7 @@ class SaveSchedule:
         """The saved and the lost steps at a stop, for the log."""
         step = self._counters.step
         if not (self.has_place and step):
-            return "nothing to save"
+            return "nothing was saved"
         if self.step >= step:
             return f"saved as {checkpoint_files.checkpoint_name(step)}"
         return (

@@ -124,8 +124,8 @@ def make_scaler(
 class ShardedScaler(torch.amp.GradScaler):
     """torch's scaler with one reduction over all ranks: an overflow on any rank skips the step on all.
 
-    torch's own scaler requires all gradients on one mesh. It fails, or reduces over too few ranks, if tensor parallel
-    leaves some parameters unsharded.
+    torch's own scaler requires all gradients on one mesh. It fails, or reduces over too few ranks, if tensor
+    parallelism leaves some parameters unsharded.
     """
 
     def _unscale_grads_(

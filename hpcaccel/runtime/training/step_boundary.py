@@ -4,7 +4,7 @@ A step is *done* when the first prepared optimizer has stepped (even if fp16 ski
 no optimizer was prepared. It is *over* when everything that belongs to it has run: other optimizers, schedulers,
 metrics. A checkpoint may be saved only then. The first of these calls after a step reports that it is over:
 
-- the prepared loader, when its next batch is read or its data ends;
+- a prepared loader, when an iteration starts, its next batch is read or its data ends;
 - ``checkpoint()``;
 - ``epochs()`` and ``steps()``, when their next item is read;
 - the next backward pass, if none of the above reports it (see ``is_over_at_backward``).
@@ -30,11 +30,11 @@ class StepBoundary:
         self.reported_step = 0
         """The last step that was reported as over."""
         self.has_begun = False
-        """Whether a step of this process is over."""
+        """Whether a step of this process has been reported as over."""
         self.script_reports = False
         """Whether the script calls ``checkpoint`` and thereby reports the end of each step."""
         self.has_unagreed_steps = False
-        """Whether there were steps inside ``held`` for which the ranks have not agreed on saves and stops."""
+        """Whether ``held`` has ended and the ranks have not yet agreed on saves and stops for the steps inside it."""
         self._counters = context.counters
         self._prepared = context.prepared
         self._in_use = context.in_use

@@ -1,8 +1,7 @@
 """``StopAgreement`` and ``AgreedActions``: all ranks save and stop at the same optimizer step.
 
 A signal handler only sets a flag. The flags are reduced by an asynchronous max-reduce, issued at optimizer step k and
-read by every rank at step k + 1. All ranks read the same values, so they take the same decision at the same step, and
-no step waits.
+read by every rank at step k + 1. All ranks read the same values, so they take the same decision at the same step.
 """
 
 from __future__ import annotations
@@ -121,9 +120,9 @@ class StopAgreement:
 
 
 GATHER_EVERY = 50
-"""Number of steps between two exchanges of own times."""
+"""Number of agreements between two exchanges of own times."""
 _FEWEST = -(1 << 30)
-"""Takes the place of the passes of a rank that has left its loop; no effect on the maximum."""
+"""Takes the place of the passes of a rank that has left its loop: ``uneven`` is then False on all ranks."""
 _CHANNEL = "ticks"
 _WAITS_IN = "a step of the training loop"
 
@@ -151,7 +150,7 @@ class AgreedActions:
         """Carry out the agreement of the previous step when ``step`` is over, and issue the next one.
 
         Raises:
-            SystemExit: the ranks have agreed on a stop.
+            SystemExit: the ranks have agreed on a stop after which the training is to be continued.
             CheckpointError: a save failed.
         """
         agreement, own_time = self._agreement, self._own_time

@@ -5,6 +5,8 @@
 | a stop, to be continued | if there is time | the reason, ``resume=True`` | exits with code 85 or 143 (see ``stop``) |
 | a stop for good (``finish``) | the result, unless the trial was pruned | ``completed`` | runs the script to its end |
 | the script ends, or calls ``end_training()`` | steps not saved yet | ``completed`` | continues the script |
+
+Without the loop's methods (``SaveSchedule.is_managed``) the end of the script saves nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class TrainingEnd:
     """Ends the training of this process. All ranks call its methods together, except ``abandon``.
 
     Args:
-        at_exit: called at the end of the program; it must call ``complete``.
+        at_exit: called at the normal end of the program; it must call ``complete``.
         on_finish: called at a stop for good; it must make the script's loops end.
     """
 
@@ -117,7 +119,8 @@ class TrainingEnd:
             self._saves.if_newer(reason)
 
     def complete(self) -> None:
-        """Complete the training: save steps that are not saved yet, write the outcome, leave the process group."""
+        """Complete the training: save steps that are not saved yet if the script uses the loop's methods, write the
+        outcome, leave the process group."""
         context, checkpoints, is_managed = self._context, self._context.checkpoints, self._saves.is_managed
         context.status.phase = "leaving"
         if context.group.exchange is not None:
@@ -141,7 +144,7 @@ class TrainingEnd:
         self._exit.complete(self._outcome("completed", resume=False))
 
     def abandon(self) -> None:
-        """Drop the training on this rank only; nothing is saved and no outcome is written."""
+        """Drop the training on this rank only; no checkpoint is saved and no outcome is written."""
         self._context.metrics.flush()
         self._context.clock.end()
         self._context.checkpoints.close()
