@@ -70,7 +70,7 @@ class Accumulation:
         self.steps = steps
 
     def steps_per_epoch(self, loaders: Sequence[Any]) -> int | None:
-        """Optimizer steps in one pass over the first of these loaders; None if there is none or its length is unknown."""
+        """Optimizer steps in one pass over the first of these loaders; None without one or if its length is unknown."""
         try:
             batches = len(loaders[0]) if loaders and isinstance(loaders[0], Sized) else None
         except TypeError:  # an iterable dataset

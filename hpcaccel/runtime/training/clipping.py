@@ -69,7 +69,7 @@ def unscale(setup: Setup, optimizers: Any = None) -> None:
     for optimizer in optimizers:
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if all(optimizer is not known for known in setup.prepared.optimizers):
-            raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): the optimizer was not prepared: pass it to prepare()")
+            raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): pass the optimizer to prepare() first")
         setup.scaling.unscale(optimizer)
 
 
