@@ -104,7 +104,7 @@ class SaveSchedule:
         Args:
             missing: ranks that do not take part. In that case rank 0 saves alone, and the schedule ignores this save,
                 because the other ranks have no record of it.
-            background: return as soon as a snapshot is taken.
+            background: return as soon as a snapshot is taken, where possible; see ``CheckpointManager.save``.
 
         Returns:
             The checkpoint's directory.
