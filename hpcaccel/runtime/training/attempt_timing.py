@@ -191,7 +191,7 @@ class AttemptClock:
     def expected_save_seconds(self) -> float | None:
         """Expected time from the start of a save to its commit, on rank 0; None if unknown.
 
-        This attempt's median (blocking or recorded time, whichever is larger), else the slowest earlier save.
+        The median of this attempt's saves (blocking or recorded, whichever is larger), else the slowest earlier save.
         """
         if self._run is None:
             return None
