@@ -1,8 +1,8 @@
 """Logging of the batch step: the handler of the logger ``hpcaccel`` and its outputs.
 
-Modules use ``logging.getLogger(__name__)`` and attach no handlers, so a program that imports hpcaccel configures these
-loggers like those of any library. The program ``node.pyz`` calls ``configure``, which adds one handler to the logger
-``hpcaccel``. The handler writes each message
+Modules use ``logging.getLogger(__name__)`` and attach no handlers (except the runtime, for the log of a training), so a
+program that imports hpcaccel configures these loggers like those of any library. The program ``node.pyz`` calls
+``configure``, which adds one handler to the logger ``hpcaccel``. The handler writes each message
 
 - to standard output, which Slurm appends to ``slurm.log``: ``hpcaccel: 2026-11-20T15:30:12 message``;
 - to the log of the current attempt or sweep worker, if one is set: ``2026-11-20T15:30:12 message``.

@@ -118,7 +118,7 @@ class Beat:
     site: str = ""
     """``file:line`` of the script where the main thread is."""
     stack: int = 0
-    """Hash of the main thread's stack: if it is unchanged, the thread has made no progress."""
+    """Hash of the main thread's stack: if it does not change, the thread may be stuck."""
     thread: str = ""
     """Name of the main thread in a stack dump."""
     left: str | None = None

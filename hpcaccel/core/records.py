@@ -33,14 +33,14 @@ EXIT_CONTINUED = 85
 """Exit code of a process that stopped and is to be continued."""
 
 Reason = Literal[
-    "completed",  # the program exited with code 0
+    "completed",  # the program finished
     "preempted",  # the cluster reclaimed the nodes
     "time_limit",
     "stop",  # a user's `hpcaccel stop`
     "pruned",  # the sweep ended this trial early
     "cancelled",  # scancel, `hpcaccel cancel`
     "failed",  # the program failed; `error_class` is the class of the failure
-    "lost",  # the attempt has no end line: node failure, SIGKILL of the batch step
+    "lost",  # a node failed, or the batch step was killed before it recorded the end
 ]
 """Why an attempt ended."""
 

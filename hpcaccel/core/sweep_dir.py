@@ -23,7 +23,7 @@ class SweepDir(RunDir):
 
     @property
     def tasks(self) -> Path:
-        """Folder of the workers, which are the tasks of a sweep's array."""
+        """Folder of the workers, which are the tasks of the sweep's arrays."""
         return self.workers
 
     def task(self, index: int) -> RunDir:

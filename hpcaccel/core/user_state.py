@@ -22,7 +22,8 @@ def _index_path() -> Path:
 
 
 def register(run: RunDir, *, name: str, job_id: str) -> None:
-    """Add a run to the user's index. If the state folder is not writable, the run can be found by its path only."""
+    """Add a run to the user's index. If the state folder is not writable, the run can be found only in its
+    runs directory or by its path."""
     path = _index_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -35,7 +35,7 @@ _PICKLE = "{job_id}_submitted.pkl"
 
 
 def dependency_text(after: Sequence[Mapping[str, str]], also: str | None) -> str:
-    """The value of ``--dependency``; empty if all dependencies are satisfied.
+    """The value of ``--dependency``, without runs that are over or paused; empty if nothing is left.
 
     Args:
         after: ``launch.after`` of a run's ``spec.json``: entries with ``kind`` and ``run``, a directory.

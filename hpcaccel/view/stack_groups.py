@@ -18,8 +18,8 @@ from hpcaccel.core.stop_requests import leave_stacks_request
 __all__ = ["RankStacks", "StackGroup", "Thread", "group", "newest_dump", "request_dump", "wait_for_dump"]
 
 STACKS_TIMEOUT_SECONDS = 20.0
-"""Time to wait in addition to three heartbeat intervals: the supervisor checks for requests every second, and signals
-ranks that have not written a dump."""
+"""Time to wait in addition to three heartbeat intervals: the supervisor polls for requests, and signals all ranks if
+some have not written a dump."""
 LOOK_SECONDS = 0.3
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[.*\])? \(most recent call first\):$")
