@@ -68,7 +68,7 @@ class CheckpointEngine:
         """Arguments of ``commit.retire``; None keeps all checkpoints."""
         self._on_saved = on_saved
         self._plans = PlanCache()
-        self._background = BackgroundWriter(self._ranks, local_world_size=local_world_size)
+        self.background = BackgroundWriter(self._ranks, local_world_size=local_world_size)
         self._deletion: threading.Thread | None = None
         """Thread that deletes old checkpoints, on rank 0."""
         self._branch = Branch(self.directory)
@@ -138,7 +138,7 @@ class CheckpointEngine:
         background: bool,
     ) -> Path:
         if alone:
-            self._background.wait_alone()
+            self.background.wait_alone()
         else:
             self.drain()
         ranks = CheckpointRanks(rank=0, world_size=1) if alone else self._ranks
@@ -151,10 +151,10 @@ class CheckpointEngine:
         pending = PendingSave(save.what, paths, facts["reason"], begun)
         with save.removed_on_error():
             plan, planner = save.plan(PlanCache() if alone else self._plans, background=background)
-            if background and self._background.has_room(save.what, plan):
+            if background and self.background.has_room(save.what, plan):
                 self._start_writing(save, plan, planner, pending)
                 return paths.final
-            size = save.write(plan, planner, self._background.memory)
+            size = save.write(plan, planner, self.background.memory)
         self._branch.add(paths.step, alone=alone)
         if self._ranks.is_first:
             self._retire(paths.step)
@@ -170,13 +170,13 @@ class CheckpointEngine:
         order = save.order(plan, self._retention)
         index, problem = b"", None
         try:
-            assert self._background.memory is not None
-            save.snapshot(plan, planner, self._background.memory)
+            assert self.background.memory is not None
+            save.snapshot(plan, planner, self.background.memory)
             if self._ranks.is_first:
                 index = plan.index
         except Exception as error:  # the other ranks continue, and see the error when the save is settled
             problem = f"{type(error).__name__}: {error}"
-        self._background.start(pending, order, index, problem=problem)
+        self.background.start(pending, order, index, problem=problem)
         pending.stall = time.monotonic() - pending.begun
 
     def _retire(self, step: int) -> None:
@@ -201,12 +201,12 @@ class CheckpointEngine:
     @property
     def in_flight(self) -> int | None:
         """The step of the background save that is not settled yet, equal on all ranks; None if there is none."""
-        pending = self._background.pending
+        pending = self.background.pending
         return None if pending is None else pending.paths.step
 
     def progress(self) -> Progress:
         """State of the save in flight on this rank; other ranks may be ahead. Does not wait. Not collective."""
-        return self._background.progress()
+        return self.background.progress()
 
     def settle(self, *, failed: bool) -> None:
         """Finish the save in flight, after all ranks have detected its end.
@@ -217,12 +217,12 @@ class CheckpointEngine:
         Raises:
             CheckpointError: on all ranks, if the save failed. Its files are removed.
         """
-        pending = self._background.pending
+        pending = self.background.pending
         assert pending is not None
         if failed:
-            self._background.conclude(wait=False)
+            self.background.conclude(wait=False)
         else:
-            self._settled(pending, self._background.forget())
+            self._settled(pending, self.background.forget())
 
     def drain(self) -> None:
         """Wait for the save in flight, if there is one.
@@ -230,10 +230,10 @@ class CheckpointEngine:
         Raises:
             CheckpointError: on all ranks, if the save failed on any of them. Its files are removed.
         """
-        pending = self._background.pending
+        pending = self.background.pending
         if pending is not None:
             begun = time.monotonic()
-            reports = self._background.conclude(wait=True)
+            reports = self.background.conclude(wait=True)
             pending.stall += time.monotonic() - begun
             self._settled(pending, reports)
 
@@ -245,7 +245,7 @@ class CheckpointEngine:
     def close(self) -> None:
         """Stop background work. A save in flight may be lost: call ``drain`` first. Not collective."""
         self._wait_for_deletion()
-        self._background.close()
+        self.background.close()
 
     # -- finding and loading
 

@@ -46,21 +46,14 @@ class Setup:
     """Configuration of loaders that are prepared later. A script may change or replace it."""
     handlers: SimpleNamespace
     accumulation: Accumulation
+    session: TrainingSession
+    """The session that all Accelerators of this process share. An attribute, because each step reads it twice."""
 
     def __init__(
         self, handlers: SimpleNamespace, given: dict[str, Any], *, cpu: bool, project_dir: str | os.PathLike[str] | None
     ) -> None:
         self._arguments: dict[str, Any] = {"cpu": cpu, "project_dir": project_dir, "handlers": handlers, **given}
-        self._session: TrainingSession | None = None
         self.begin()
-
-    @property
-    def session(self) -> TrainingSession:
-        """The session that all Accelerators of this process share."""
-        if self._session is None:  # a copy
-            self.begin()
-            assert self._session is not None
-        return self._session
 
     def begin(self) -> None:
         """Join the session of this process; start one if there is none."""
@@ -79,7 +72,7 @@ class Setup:
             loaders=session.in_use,
         )
         session.follow(self.accumulation)
-        self._session = session
+        self.session = session
 
     def _read_environment(self) -> None:
         """Outside a run, take FSDP settings that the script leaves open from environment variables."""
@@ -109,10 +102,10 @@ class Setup:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which joins the ranks only at its first use: it may be in a worker, which is not a rank."""
         self._arguments = state["arguments"]
-        self._session = None
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("_fixed", "dataloader_config", "handlers", "accumulation") or "_arguments" not in self.__dict__:
+        lazy = ("_fixed", "dataloader_config", "handlers", "accumulation", "session")
+        if name not in lazy or "_arguments" not in self.__dict__:
             raise AttributeError(name)
         self.begin()
         return self.__dict__[name]

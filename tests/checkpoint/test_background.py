@@ -28,7 +28,7 @@ from tests.runtime.ranks import run_ranks as run_program
 
 
 def writer_of(engine) -> int:
-    return engine._background._writer._process.pid
+    return engine.background._writer._process.pid
 
 
 def files(path):

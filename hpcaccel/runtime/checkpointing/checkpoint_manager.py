@@ -51,7 +51,8 @@ class CheckpointManager:
     @property
     def in_flight(self) -> bool:
         """Whether a save in the background is not settled yet. Read at every step, so it must be cheap."""
-        return self._run_engine is not None and self._run_engine.in_flight is not None
+        engine = self._run_engine
+        return engine is not None and engine.background.pending is not None
 
     # -- saving
 

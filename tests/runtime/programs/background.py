@@ -19,7 +19,7 @@ rank, error_at, said = accelerator.process_index, None, ""
 
 
 def writer():
-    return TrainingSession.existing().loop.context.checkpoints._run_engine._background._writer._process.pid
+    return TrainingSession.existing().loop.context.checkpoints._run_engine.background._writer._process.pid
 
 
 def wait_for_writer():
