@@ -259,7 +259,7 @@ class HangWatch:
         requests = stacks_requests(self._run)
         if requests:
             self._last_request = max(self._last_request + 1, time.time_ns())
-            atomic_write(self._run.stacks(self._attempt) / "requests", str(self._last_request), sync=False)
+            atomic_write(self._run.stacks(self._attempt) / "asked", str(self._last_request), sync=False)
             for name in requests:
                 mark_honoured(self._run, name)
             beats = [sign.beat.interval_seconds for sign in self._beats.look(expected_seconds=self._every)]
@@ -275,7 +275,7 @@ class HangWatch:
         return [
             sign.beat.rank
             for sign in self._beats.look(expected_seconds=self._every)
-            if not _written_since(folder / f"{sign.beat.rank}.txt", folder / "requests")
+            if not _written_since(folder / f"{sign.beat.rank}.txt", folder / "asked")
         ]
 
 
