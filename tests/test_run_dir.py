@@ -50,9 +50,10 @@ def test_json_file_without_an_object_is_an_error(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(RunDirectoryError, match="does not contain a JSON object"):
         read_json(path)
-    path.write_text("{")
-    with pytest.raises(RunDirectoryError, match="not valid JSON"):
-        read_json(path)
+    for damaged in (b"{", b'{"text": "\xff"}'):
+        path.write_bytes(damaged)
+        with pytest.raises(RunDirectoryError, match="not valid JSON"):
+            read_json(path)
 
 
 def test_existing_run_directory_is_not_created_again(tmp_path: Path) -> None:

@@ -95,11 +95,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
         RunDirectoryError: the file is not a JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(data)
     except ValueError as error:
         raise RunDirectoryError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):

@@ -217,7 +217,7 @@ def _interval(run: RunDir, spans: Sequence[AttemptSpan], works: Sequence[Attempt
     interruptions = sum(_was_interrupted(span, work) for span, work in zip(spans, works, strict=True))
     held = sum(max(0.0, span.ended - span.start.time) for span in spans)
     between_them = held / interruptions if interruptions else None
-    suggested = None if between_them is None else math.sqrt(2 * cost * between_them)
+    suggested = None if between_them is None or not cost else math.sqrt(2 * cost * between_them)
     return Interval(
         saves=saves,
         save_cost_seconds=cost,

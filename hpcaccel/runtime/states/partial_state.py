@@ -9,7 +9,6 @@ import torch
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.compat.unsupported import lacks
-from hpcaccel.runtime.distributed.rank_env import is_set
 from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.states.process_info import ProcessInfo
 
@@ -95,11 +94,6 @@ class PartialState(ProcessInfo):
     @debug.setter
     def debug(self, value: bool) -> None:
         self._world.debug = value
-
-    @property
-    def fork_launched(self) -> bool:
-        """Whether this process was forked by a launcher in this program."""
-        return is_set("FORK_LAUNCHED")
 
     @property
     def default_device(self) -> torch.device:
