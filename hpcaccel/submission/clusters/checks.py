@@ -142,7 +142,7 @@ def _in_component(text: str, name: str) -> str:
 
 
 def _too_many_together(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
-    """An error if the ranks and components in one partition together need more nodes than it has.
+    """An error if the ranks and components that request the same single partition need more nodes than it has.
 
     Slurm's backfill scheduler places each component on separate nodes, however few of their CPUs it uses
     (https://slurm.schedmd.com/heterogeneous_jobs.html, "Limitations"; on 22.05 the job waited forever).

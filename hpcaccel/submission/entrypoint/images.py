@@ -48,7 +48,7 @@ def look_at_image(spec: JobSpec, runs_dir: Path) -> Image | None:
     """Check the image of a run; None for a run without a container.
 
     Raises:
-        SpecError: the image does not exist, or the chosen runtime cannot start its kind.
+        SpecError: the image does not exist, is not supported, or cannot be started by the chosen runtime.
     """
     if spec.container is None:
         return None

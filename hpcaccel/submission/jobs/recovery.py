@@ -67,7 +67,7 @@ def recover(run: RunDir, *, slurm: Slurm | None = None) -> None:
 
 
 def recover_now(runs: Iterable[RunDir], *, slurm: Slurm | None = None) -> dict[Path, str]:
-    """Recover several runs without waiting, for commands that only read.
+    """Recover several runs without waiting for their jobs to appear, for commands that only read.
 
     If Slurm does not respond to a query, no further one is made.
 

@@ -62,7 +62,7 @@ def named_requests(name: str | None) -> Iterator[None]:
 
 
 def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None:
-    """Request that a run (or all tasks of an array) saves and exits.
+    """Request that a run (or all tasks of an array) save and exit.
 
     Args:
         then: ``pause``: it stays stopped until it is resumed; ``requeue``: it returns to the queue; ``finish``: the

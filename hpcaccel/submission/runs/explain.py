@@ -169,7 +169,7 @@ def _expected(job: JobInfo, own: WaitingJob | None) -> float | None:
 
 
 def _is(one: WaitingJob, job_id: str) -> bool:
-    """Whether a line of the queue is for ``job_id``: ``46_[1-5%2]`` contains 46_3."""
+    """Whether a line of the queue is for ``job_id``; ``46_[1-5%2]`` counts for all tasks of array 46."""
     return one.job_id == job_id or one.job_id.partition("_[")[0] == job_id.partition("_")[0]
 
 

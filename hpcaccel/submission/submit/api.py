@@ -68,7 +68,7 @@ def submit(
         after: runs that must end first, in addition to those of the spec: ``NAME``, ``afterany:NAME``.
 
     Raises:
-        SpecError: the spec is invalid.
+        SpecError, UserError: the spec or another argument is invalid.
         ClusterError: this machine has no Slurm, or Slurm refused the job.
         RunDirectoryError: the run directory cannot be written.
         RunNotFound, CheckpointError: ``from_run`` is not a valid checkpoint.
@@ -191,7 +191,7 @@ def prepare_jobs(
         after: runs that must end first, for the jobs that depend on no other job of the file.
 
     Raises:
-        SpecError, ClusterError, UserError: a check failed.
+        HpcaccelError: a check failed.
     """
     planned: dict[str, RunDir] = {}
     found = []

@@ -107,7 +107,7 @@ def prepare(
         workers: number of workers of a sweep. The script then starts workers, which run ``target`` in each trial.
 
     Raises:
-        SpecError, ClusterError, UserError: a check failed.
+        HpcaccelError: a check failed.
     """
     loaded = load_request(
         Request(target, tuple(args), dict(kwargs or {}), spec),

@@ -42,7 +42,7 @@ class SallocAllocation:
 
 
 def allocation_around(env: Mapping[str, str] | None = None) -> SallocAllocation:
-    """The allocation of this shell; raises UserError if there is none, or if this process is a rank of it."""
+    """The allocation of this shell. Raises UserError outside of one, and in ranks (except rank 0 of a plain srun)."""
     env = of_first_component(os.environ if env is None else env)
     if env.get("HPCACCEL_RUN_DIR") or env.get("SLURM_PROCID", "0") != "0":
         raise UserError(
