@@ -48,7 +48,8 @@ def _code(arguments: list[str]) -> int:
 
         if error.errno not in UNWRITABLE_ERRNOS:
             raise
-        print(f"hpcaccel: {error}. This job ends here; `hpcaccel resume` continues the run", file=sys.stderr)
+        how = "`hpcaccel resume` or `hpcaccel sweep resume`"
+        print(f"hpcaccel: {error}. If the job ends because of this, continue it with {how}", file=sys.stderr)
         return HpcaccelError.exit_code
 
 
@@ -58,8 +59,12 @@ def _dispatch(arguments: list[str]) -> int:
     for commands in (_batch_step, _ranks, _node_steps):
         if (code := commands(arguments)) is not None:
             return code
-    usage = "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | rank DIR | setup-failed DIR CODE NAME"
-    print(f"usage: {usage}", file=sys.stderr)
+    usage = (
+        "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | setup-failed DIR CODE NAME | trial DESCRIPTOR | "
+        "rank DIR | agent DIR | component DIR | preflight-rank DIR | preflight DIR | import-image DIR RUNTIME | "
+        "stage DIR PLACE | unstage PLACE"
+    )
+    print(f"usage: {usage}; arguments given: {' '.join(arguments)!r}", file=sys.stderr)
     return 2
 
 

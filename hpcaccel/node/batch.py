@@ -162,7 +162,7 @@ class BatchStep:
             quick = 0 if time.monotonic() - born > STEADY_SECONDS else quick + 1
             self._end_orphans()
             if quick > len(PAUSES_SECONDS) or starts >= MOST_STARTS:
-                how = f"the {self._what} ended {quick} times in a row within {STEADY_SECONDS:.0f} s of its start"
+                how = f"the {self._what} failed {quick} times in a row within {STEADY_SECONDS:.0f} s of its start"
                 if quick <= len(PAUSES_SECONDS):
                     how = f"the {self._what} was started {starts} times in this job and never finished"
                 return self._give_up(f"{how}; the last time it {end}")

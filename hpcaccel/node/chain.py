@@ -67,12 +67,13 @@ class ChainedAllocation(SlurmAllocation):
     def begin(self) -> bool:
         """Take over from the previous job. Returns False if the chain has ended or no longer has this job."""
         if not self._wait_until_named():
-            log.info(f"job {self.job_id} is no longer part of this run's chain: exiting")
+            log.info(f"job {self.job_id} is not part of this run's chain: exiting")
             return False
         self.jobs = tuple(self._links())
         before = self._record()["job_ids"][-1:]
         if (last := self._ended(before)) is not None:
-            log.info(f"the chain has ended ({last.reason}: {last.detail}): exiting")
+            detail = f": {last.detail}" if last.detail else ""
+            log.info(f"the chain has ended ({last.reason}{detail}): exiting")
             return False
         record = self._record()
         if before != [self.job_id]:
@@ -193,7 +194,7 @@ class ChainedAllocation(SlurmAllocation):
                 made = submit_followers(self._slurm, self._run, behind=[self.job_id, *waiting], count=missing)
                 self.jobs = (*self.jobs, *made)
                 self._write({**self._record(), "links": list(self.jobs)})
-                log.info(f"submitted the next jobs of the chain: {', '.join(made)}")
+                log.info(f"submitted {'job' if len(made) == 1 else 'jobs'} {', '.join(made)} to continue the chain")
                 for problem in update_dependents(self._slurm, self._run):
                     log.warning(problem)
         except (ClusterError, SlurmCommandError) as error:
@@ -241,7 +242,7 @@ class ChainedAllocation(SlurmAllocation):
         except (ClusterError, SlurmCommandError):
             return ""  # assume that the next jobs are still in the queue, as they were when this job started
         if behind := self._behind():
-            return f"the next jobs of the chain ({', '.join(behind)}) are no longer in the queue"
+            return f"no further job of the chain is in the queue any more (submitted: {', '.join(behind)})"
         if len(self.jobs) >= self._length:
             return f"this was the last job of the chain (resilience.chain: {self._length})"
         problem = self._hand_in_more()
@@ -273,7 +274,7 @@ class ChainedAllocation(SlurmAllocation):
 
 
 def _state_text(job_id: str, state: JobState | None) -> str:
-    return f"Slurm has no final state of job {job_id}" if state is None else f"job {job_id} ended as {state.value}"
+    return f"Slurm has no final state for job {job_id}" if state is None else f"job {job_id} ended as {state.value}"
 
 
 def current_allocation(run: RunDir, launch: LaunchSpec) -> Allocation:

@@ -87,7 +87,7 @@ def decide(seen: Evidence) -> Verdict:
         if seen.status.requeueable and seen.status.termination_reason is not None:
             return _continue(seen, seen.status.termination_reason)
         if seen.status.termination_reason is not None:
-            detail = f"{_saved(seen)}; Slurm does not requeue this job (resilience.chain would continue in another job)"
+            detail = f"{_saved(seen)}; Slurm does not requeue this job (set resilience.chain to continue in a new job)"
             return Verdict(reason=seen.status.termination_reason, decision="pause", detail=detail)
         return Verdict(reason="cancelled", decision="end", detail=_saved(seen))
     if seen.status.preempted:

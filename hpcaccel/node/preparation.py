@@ -142,5 +142,5 @@ def clean_stage(run: RunDir, launch: LaunchSpec, *, avoid: Sequence[str] = ()) -
             command, stdin=subprocess.DEVNULL, timeout=CLEAN_SECONDS, preexec_fn=default_signals, check=False
         ).returncode
     except subprocess.TimeoutExpired:
-        return f"{place} could not be removed within {CLEAN_SECONDS:g} s and remains on the nodes"
+        return f"{place} could not be removed within {CLEAN_SECONDS:g} s and may remain on the nodes"
     return f"{place} could not be removed from all nodes" if code else ""

@@ -109,7 +109,10 @@ def enter(workdir: str) -> None:
     try:
         os.chdir(workdir)
     except OSError as error:
-        raise RankEnvironmentError(f"container.workdir {workdir!r}: {error.strerror} inside the container") from None
+        raise RankEnvironmentError(
+            f"container.workdir {workdir!r}: {error.strerror} inside the container. Set it to a directory of the "
+            "image or of container.mounts"
+        ) from None
 
 
 def _command(run: RunDir, launch: LaunchSpec, environment: dict[str, str]) -> list[str]:

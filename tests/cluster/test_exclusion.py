@@ -106,7 +106,7 @@ def test_node_that_fails_the_preflight_checks_gets_no_ranks(cluster: Cluster, le
     assert scenario.wait_until_over() == 0, scenario.story
     end, last = scenario.lines("end")
     assert (end["error_class"], end["decision"], end["nodes_excluded"]) == ("preflight", "requeue", [nodes[1]])
-    assert "7 uncorrectable ECC errors" in end["detail"]
+    assert "uncorrectable ECC errors since the driver was loaded: 7" in end["detail"]
     assert not scenario.dir.rank_log(1, 0).exists()
     assert scenario.lines("start")[1]["nodes"] == [nodes[0], nodes[2]]
     assert end["preflight_seconds"] < 30

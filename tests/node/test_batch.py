@@ -136,7 +136,7 @@ def test_run_without_requeue_fails_if_supervisors_die_at_once(local_run: Make) -
     assert run.run() == 1
     assert run.ends == [("lost", "requeue"), ("failed", "end")]
     assert run.lines("end")[0]["detail"] == (
-        "the supervisor was killed before it could record the end: the supervisor ended 3 times in a row "
+        "the supervisor was killed before it could record the end: the supervisor failed 3 times in a row "
         "within 60 s of its start; the last time it was killed by signal 9"
     )
 
@@ -150,7 +150,7 @@ def test_run_whose_supervisors_die_at_once_fails_after_one_requeue(local_run: Ma
     last = run.lines("end")[-1]
     assert last["error_class"] == "supervisor"
     assert "2 failures without a new checkpoint" in last["detail"]
-    said = "the supervisor ended 3 times in a row within 60 s of its start; the last time it was killed by signal 9"
+    said = "the supervisor failed 3 times in a row within 60 s of its start; the last time it was killed by signal 9"
     assert said in run.lines("end")[0]["detail"]
     assert said in last["detail"]
 
@@ -190,7 +190,7 @@ def test_supervisor_that_cannot_start_counts_as_one_that_died_at_once(
     monkeypatch.setattr("hpcaccel.node.batch.subprocess.Popen", no_memory)
     assert step.run() == 1
     assert why == [
-        "the supervisor ended 3 times in a row within 60 s of its start; the last time it could not be started: "
+        "the supervisor failed 3 times in a row within 60 s of its start; the last time it could not be started: "
         "Cannot allocate memory"
     ]
     said = "the supervisor could not be started: Cannot allocate memory; restarting it"

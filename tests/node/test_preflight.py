@@ -61,11 +61,11 @@ def test_healthy_node_has_no_findings(node: Any) -> None:
 @pytest.mark.parametrize(
     ("gpus", "rows", "finding"),
     [
-        (HEALTHY[:1], ROWS, "nvidia-smi lists only 1 of 2 GPUs"),
+        (HEALTHY[:1], ROWS, "GPUs listed by nvidia-smi: 1 of 2"),
         (
             [HEALTHY[0], "1, 00000000:5E:00.0, 3, No"],
             ROWS,
-            "GPU 1 (00000000:5E:00.0): 3 uncorrectable ECC errors since the driver was loaded",
+            "GPU 1 (00000000:5E:00.0): uncorrectable ECC errors since the driver was loaded: 3",
         ),
         ([HEALTHY[0], "1, 00000000:5E:00.0, 0, Yes"], ROWS, "a memory page is pending retirement"),
         ([HEALTHY[0], "1, 00000000:5E:00.0, [GPU requires reset], [N/A]"], ROWS, "GPU requires reset"),
@@ -128,11 +128,11 @@ def test_directories_without_free_space_are_findings(tmp_path: Path, monkeypatch
     monkeypatch.setattr(preflight_checks, "LEAST_BYTES", 1 << 62)
     (found,) = check_node(tmp_path, {"TMPDIR": "/dev/shm"}, local=True)
     assert found.startswith("the temporary directory /dev/shm has only ")
-    assert found.endswith(" MB free")
+    assert found.endswith(" MiB free (required: 4398046511104)")
     # On the run directory's file system this is no finding about the node.
     assert list(check_node(tmp_path, {"TMPDIR": str(tmp_path)}, local=True)) == []
     (found,) = check_shared(tmp_path, {"TMPDIR": str(tmp_path)})
-    assert found.endswith(" MB free")
+    assert found.endswith(" MiB free (required: 4398046511104)")
 
 
 def test_connection_to_the_node_of_rank_0_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

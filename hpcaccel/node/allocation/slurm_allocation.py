@@ -197,7 +197,8 @@ class SlurmAllocation:
                 problem = str(error)
                 time.sleep(delay)
         if problem:
-            log.warning("cannot exclude %s from job %s: %s", ", ".join(nodes), job_id, problem)
+            listed = ", ".join(nodes) or "none"
+            log.warning("cannot update the excluded nodes of job %s (%s): %s", job_id, listed, problem)
 
     def _returns_by_itself(self) -> bool:
         try:

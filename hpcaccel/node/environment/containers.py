@@ -116,8 +116,8 @@ def choose_runtime(container: LaunchContainer, *, local: bool) -> str:
                 )
             return name
     raise RankEnvironmentError(
-        f"container.image {container.image!r}: found no {' or '.join(wanted)} on {os.uname().nodename}. Load its "
-        "module (environment.modules), or set container.runtime to a runtime that this cluster has"
+        f"container.image {container.image!r}: found no {' or '.join(wanted)} on {os.uname().nodename}. Load a "
+        "module for it (environment.modules), or set container.runtime to a runtime that this cluster has"
     )
 
 

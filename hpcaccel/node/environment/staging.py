@@ -52,7 +52,9 @@ def stage_directory(stage: LaunchStage, env: Mapping[str, str]) -> Path:
 
     place = Path(_VARIABLE.sub(value, base))
     if not place.is_absolute():
-        raise RankEnvironmentError(f"stage.directory {base!r} expands to {str(place)!r}, which is not an absolute path")
+        raise RankEnvironmentError(
+            f"stage.directory {base!r} expands to {str(place)!r}. Set it to an absolute path that exists on every node"
+        )
     return place / f"hpcaccel-stage-{os.getuid()}-{_key(stage, env)}"
 
 

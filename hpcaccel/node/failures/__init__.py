@@ -69,13 +69,13 @@ CAUSES = (
     # -- found by the batch step -----------------------------------------------------------------------------------
     Cause(
         name="setup",
-        meaning="a set-up line failed, and no rank was started",
+        meaning="a set-up line, the image import or the staging failed, and no rank was started",
         follows="end",
-        advice="Run the line by hand on a node of the cluster; its output is in slurm.log.",
+        advice="The output is in slurm.log. Run a failed set-up line by hand on a node of the cluster.",
     ),
     Cause(
         name="supervisor",
-        meaning="the process that supervises the ranks was killed repeatedly, each time soon after its start",
+        meaning="the process that supervises the ranks was repeatedly killed or could not be started",
         follows="requeue",
         advice="Often the job ran out of memory on its first node: raise slurm.mem. slurm.log names the signal.",
     ),

@@ -267,7 +267,7 @@ class HangWatch:
         if self._signal_at is not None and time.monotonic() > self._signal_at:
             self._signal_at = None
             if silent := self._unanswered():
-                log.warning(f"{len(silent)} of the ranks have not written the requested stacks: signalling all ranks")
+                log.warning(f"requested stacks are missing from {len(silent)} of the ranks: signalling all ranks")
                 ranks.dump()
 
     def _unanswered(self) -> list[int]:

@@ -216,7 +216,7 @@ def judge_together(
     if not findings and len(missing) < launch.ranks:
         for rank in missing:
             node = nodes[rank // launch.ranks_per_node]
-            findings.setdefault(node, []).append(f"rank {rank} did not start within {START_SECONDS:g} s")
+            findings.setdefault(node, []).append(f"rank {rank} did not report within {START_SECONDS:g} s")
     reason = next((str(word["together"]) for word in words if "together" in word), "")
     nobody = reason or f"the all-reduce over all ranks did not finish within {TOGETHER_SECONDS:g} s"
     return (findings, "") if findings and len(findings) < len(nodes) else ({}, nobody)

@@ -107,7 +107,7 @@ def _driver_findings(requested: int, env: Mapping[str, str]) -> Iterator[str]:
     if not code:
         ours = _ours(gpus, requested, env)
         if len(ours) < requested:
-            yield f"nvidia-smi lists only {len(ours)} of {requested} GPUs"
+            yield f"GPUs listed by nvidia-smi: {len(ours)} of {requested}"
         yield from _faults(ours)
         buses = {cells[1].lower() for cells in ours}
         yield from _row_faults(rows, buses)
@@ -155,7 +155,7 @@ def _faults(gpus: list[list[str]]) -> Iterator[str]:
         if broken := next((cell for cell in (index, bus, uncorrected, pending) if _BROKEN.search(cell)), None):
             yield f"{name}: {broken.strip('[]')}"
         elif uncorrected.isdigit() and uncorrected != "0":
-            yield f"{name}: {uncorrected} uncorrectable ECC errors since the driver was loaded"
+            yield f"{name}: uncorrectable ECC errors since the driver was loaded: {uncorrected}"
         elif pending.lower() == "yes":
             yield f"{name}: a memory page is pending retirement; the GPU needs a reset"
 
@@ -223,7 +223,7 @@ def _disk(folder: Path, called: str) -> Iterator[str]:
     except OSError:
         return
     if not findings and free < LEAST_BYTES:
-        yield f"{called} {folder} has only {free >> 20} MB free"
+        yield f"{called} {folder} has only {free >> 20} MiB free (required: {LEAST_BYTES >> 20})"
 
 
 def _way_to_rank_0(env: Mapping[str, str]) -> Iterator[str]:

@@ -295,6 +295,6 @@ def end_lost_step(run: RunDir, attempt: int) -> None:
     end = time.monotonic() + STEP_END_SECONDS
     while signal_step(step_file, "KILL", without="the ranks of the last attempt may still be running"):
         if time.monotonic() > end:
-            log.warning(f"the ranks of attempt {attempt} have not exited")
+            log.warning(f"the ranks of attempt {attempt} have not exited {STEP_END_SECONDS} s after SIGKILL")
             return
         time.sleep(1.0)

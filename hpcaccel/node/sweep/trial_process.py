@@ -153,7 +153,7 @@ class Trial:
         try:
             write_json(self.run.control / HOSTS_REQUEST, to_dict(request))
         except OSError as error:
-            log.warning(f"cannot request trial {self.number} to stop: {error}; killing it, its last checkpoint remains")
+            log.warning(f"cannot write a stop request for trial {self.number}: {error}; killing it")
             self._supervisor.process.kill()
             return
         self._supervisor.process.send_signal(signal.SIGCHLD)  # wakes the supervisor, which then reads the request

@@ -98,7 +98,7 @@ def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
     try:
         code = _supervise(run, slot)
         end = _last_end(run)
-        assert end is not None, "a supervisor exited without a line in the ledger"
+        assert end is not None, "a supervisor exited without an end line in the ledger"
         word = {name: getattr(end, name) for name in ("reason", "decision", "error_class", "detail", "nodes_excluded")}
     except (HpcaccelError, OSError) as error:
         message = str(error)
