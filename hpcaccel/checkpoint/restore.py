@@ -199,7 +199,7 @@ def _place(value: Any) -> Any:
 
 
 def _device(kind: str) -> torch.device:
-    """This process's device of this kind, or the CPU."""
+    """The current CUDA device if ``kind`` is ``cuda`` and there is one, else the CPU."""
     if kind == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -128,7 +128,7 @@ class _Collected:
         self._is_first = is_first
 
     def add(self, packed: PackedTree, from_all: set[str] | frozenset[str] = frozenset()) -> Any:
-        """Add the tensors of ``packed`` that this rank may write; returns its tree."""
+        """Add the tensors of ``packed`` that this rank may write, and return its tree with sharded tensors marked."""
         for key, tensor in packed.tensors.items():
             if isinstance(tensor, DTensor):
                 _refuse_partial(tensor, key)

@@ -29,7 +29,7 @@ LARGEST_PART = 0.9
 
 class SnapshotMemory:
     """Memory that another process can map, if ``can_share``; its pages are then allocated here, so that a lack of
-    memory raises at once.
+    memory is an error at once.
 
     Args:
         size: minimum size in bytes.

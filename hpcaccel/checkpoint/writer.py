@@ -147,7 +147,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def package_paths() -> list[str]:
-    """Directories of hpcaccel and isal. The writer runs without site-packages, so it starts faster."""
+    """Directories of hpcaccel and (if installed) isal. The writer runs without site-packages, so it starts faster."""
     found = [Path(__file__).parents[2]]
     spec = find_spec("isal")
     if spec is not None and spec.origin is not None:

@@ -81,7 +81,7 @@ class StoredTensor:
 
 
 class Contents:
-    """An open checkpoint. The constructor reads only manifest and index.
+    """The contents of a checkpoint, read on demand. The constructor reads only manifest and index.
 
     Args:
         manifest: the manifest, if it has been read and verified already.

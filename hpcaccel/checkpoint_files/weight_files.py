@@ -58,7 +58,7 @@ for _power, _letter in enumerate("KMGT", 1):
 
 
 class Form(NamedTuple):
-    """A file format, by the stem and the suffix of its file names."""
+    """Names of the weight files of a format: stem and suffix."""
 
     stem: str
     suffix: str

@@ -1,4 +1,4 @@
-"""Accelerate's import path of its commands. None is supported: the error of an import lists the replacements.
+"""Accelerate's import path of its commands. None is supported: imports raise an error with the replacements.
 
 Its submodules (``launch``, ``config`` and others) are created at import by ``compat.import_paths``; they have no files.
 """
