@@ -187,9 +187,11 @@ def adopt(extra: Path, temporary: Path) -> None:
             raise CheckpointError(
                 f"{path.name!r} is a reserved file name in checkpoints: choose another name for your file"
             )
-        for file in [path, *path.rglob("*")]:
-            if file.is_file():
-                with file.open("rb") as opened:
+        for entry in [path, *path.rglob("*")]:
+            if entry.is_dir():
+                fsync_directory(entry)
+            elif entry.is_file():
+                with entry.open("rb") as opened:
                     os.fsync(opened.fileno())
         os.rename(path, target)
     extra.rmdir()
