@@ -217,7 +217,7 @@ def _print_kept(plan: Cleaning) -> None:
     for run_id, why in plan.kept[:_SHOWN_KEPT]:
         note(f"kept {run_id}: {clean_text(why)}")
     if len(plan.kept) > _SHOWN_KEPT:
-        note(f"kept in all: {len(plan.kept)} runs")
+        note(f"kept {len(plan.kept)} runs in total")
 
 
 def _print_sum(done: list[Item], *, yes: bool) -> None:

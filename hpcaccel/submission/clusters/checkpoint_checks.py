@@ -230,7 +230,7 @@ def preemption(
         yield error(
             "resilience.requeue",
             "'expedite' is not supported on this cluster (it requires Slurm 25.11 or newer, with "
-            f"{EXPEDITED_REQUEUE_PARAMETER} in SlurmctldParameters): set it to true",
+            f"{EXPEDITED_REQUEUE_PARAMETER} in SlurmctldParameters): set resilience.requeue to true",
         )
     for partition in partitions:
         found = preemption_of(spec, facts, partition)
