@@ -3,8 +3,9 @@
 A point does not depend on the worker that draws it. A trial's index is the number of trials drawn before it in the
 journal, whose order is the same for all workers. The first indices get the spec's own point and the enqueued points,
 later indices the next points of the grid, the Sobol sequence and so on. Workers that draw at the same time therefore
-use different indices, and a worker that replaces a dead one uses the dead one's index again. TPE, GP and CMA-ES also depend on the results so far. No state of a
-method is stored, except the attributes that Optuna's samplers write to their trials.
+use different indices, and a worker that replaces a dead one uses the dead one's index again. TPE, GP and CMA-ES also
+depend on the results so far. No state of a method is stored, except the attributes that Optuna's samplers write to
+their trials.
 """
 
 from __future__ import annotations
