@@ -75,7 +75,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{where} is not the manifest of a checkpoint")
     if manifest["version"] > VERSION:
         raise CheckpointError(
-            f"{where} has version {manifest['version']} of a newer hpcaccel; this one reads versions up to {VERSION}"
+            f"{where} has format version {manifest['version']}, written by a newer hpcaccel; this one reads versions "
+            f"up to {VERSION}. Upgrade hpcaccel"
         )
     return manifest
 

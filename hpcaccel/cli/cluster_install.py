@@ -36,7 +36,11 @@ def install(
     ] = None,
     extra: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Extra of hpcaccel: train, sweep; repeatable.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Extra of the hpcaccel package, such as train or sweep; repeatable.",
+            show_default=False,
+        ),
     ] = None,
     package: Annotated[
         list[str] | None,

@@ -54,7 +54,10 @@ Debug = Annotated[
 ]
 Live = Annotated[bool, typer.Option("--live", help="First check whether Slurm would accept the job.")]
 NoFacts = Annotated[
-    bool, typer.Option("--no-facts", help="Ignore the stored facts about the cluster, for example outdated ones.")
+    bool,
+    typer.Option(
+        "--no-facts", help="Ignore the stored facts about the cluster, for example because they are outdated."
+    ),
 ]
 
 

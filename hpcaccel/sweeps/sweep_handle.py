@@ -1,7 +1,7 @@
 """``hpcaccel.sweep``, and ``Sweep``, the handle to a started sweep.
 
-Reading a sweep does not need Optuna, whose import takes longer than reading ten thousand trials: methods that start or
-control a sweep import it.
+Reading a sweep does not need Optuna, whose import takes longer than reading ten thousand trials. Only methods that
+queue ended trials again import it: ``retry_failed``, ``extend``, and ``resume`` of trials that the budget has stopped.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def test_manifest_of_a_newer_format_is_refused(two):
     path = directory / "step_00000002" / checkpoint_files.MANIFEST
     content = {**json.loads(path.read_text()), "version": 99}
     path.write_bytes(manifest_writer.seal(content))
-    with pytest.raises(CheckpointError, match="version 99 of a newer hpcaccel"):
+    with pytest.raises(CheckpointError, match="format version 99, written by a newer hpcaccel"):
         CheckpointEngine(directory).load(path.parent, TrainingState())
     assert path.exists()
 

@@ -175,7 +175,7 @@ def test_import_of_a_missing_image_fails(apptainer: Path, tmp_path: Path) -> Non
 def test_runtime_is_chosen_by_image_and_installed_programs(apptainer: Path) -> None:
     assert choose_runtime(container(), local=False) == "apptainer"
     assert choose_runtime(container("/images/torch.sif"), local=True) == "apptainer"
-    with pytest.raises(RankEnvironmentError, match=r"no pyxis or enroot on .*Load its module"):
+    with pytest.raises(RankEnvironmentError, match=r"no pyxis or enroot on .*Load a module for it"):
         choose_runtime(container("/images/torch.sqsh"), local=False)
     with pytest.raises(RankEnvironmentError, match="no pyxis on"):
         choose_runtime(container(runtime="pyxis"), local=True)

@@ -140,5 +140,5 @@ def test_recompute_runs_forward_twice_and_keeps_gradients_and_names() -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert list(model.state_dict()) == names
     assert type(model.blocks[0]) is Block
-    with pytest.raises(RuntimeMisuse, match="no repeated blocks"):
+    with pytest.raises(RuntimeMisuse, match="found no blocks in the model"):
         recompute([])

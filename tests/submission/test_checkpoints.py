@@ -173,6 +173,6 @@ def test_checkpoint_of_an_unwritable_run_is_not_pinned_but_warned_about(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     prepared = prepare("job.yaml", cluster="slurm", slurm=project.slurm, from_run="first")
-    assert any("that run may delete it before the new run starts" in sentence for sentence in prepared.advice)
+    assert any("the run that saved it may delete it before" in sentence for sentence in prepared.advice)
     project.queue(from_run="first")
     assert not is_pinned(run.dir.checkpoints / "step_00000300")

@@ -73,7 +73,7 @@ def test_pending_job_refuses_requeue_and_finish(run: Run, then: str, words: str)
 
 def test_finish_is_refused_for_a_program_stopped_by_signals(project: Project, run: Run) -> None:
     begin(project, run)
-    with pytest.raises(UserError, match="do not support 'finish'"):
+    with pytest.raises(UserError, match="does not support 'finish'"):
         run.stop("finish")
     assert wishes(run) == []
 

@@ -68,7 +68,10 @@ def test_refused_job_cancels_all_submitted_jobs_and_is_raised(
 ) -> None:
     with monkeypatch.context() as patch:
         at_the_third(project, ClusterError("Slurm refused the job"), patch, silent=True)
-        with pytest.warns(UserWarning, match="could not be cancelled"), pytest.raises(ClusterError, match="refused"):
+        with (
+            pytest.warns(UserWarning, match="was not cancelled and may be running"),
+            pytest.raises(ClusterError, match="refused"),
+        ):
             submit_all(project)
     project.slurm.unreachable = ""
     submitted = [run.dir for run in all_runs()]

@@ -175,7 +175,8 @@ def test_resume_on_a_read_only_disk_reports_the_error(place: Place, monkeypatch:
 
     monkeypatch.setattr(Path, "rename", read_only)
     with pytest.raises(
-        RunDirectoryError, match=r"cannot write to the sweep's directory .*: Read-only file system\. The sweep is"
+        RunDirectoryError,
+        match=r"cannot write to the sweep's directory .*: Read-only file system\. No worker was started",
     ):
         sweep.resume()
     assert len(place.slurm.submissions) == 1
@@ -222,7 +223,7 @@ def test_resume_with_all_trials_ended_needs_a_higher_max_trials(place: Place) ->
     trials = Trials(sweep.dir)
     for value in (4.0, 3.0, 2.0, 1.0):
         trials.complete(value)
-    with pytest.raises(UserError, match=r"all of its 4 trials.*sweep\.max_trials=8"):
+    with pytest.raises(UserError, match=r"all trials of sweep .* \(4\) have ended: .*sweep\.max_trials=8"):
         sweep.resume()
     assert len(sweep.resume(changes=["sweep.max_trials=8"]).jobs) == 4
 

@@ -266,8 +266,8 @@ def test_study_started_with_another_mode_is_refused() -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("cmaes", r"needs optuna and cmaes, .* pip install 'hpcaccel\[sweep\]'"),
-        ("gp", r"needs optuna and scipy and torch, .* pip install 'hpcaccel\[sweep,train\]'"),
+        ("cmaes", r"needs packages .* \(optuna, cmaes\): pip install 'hpcaccel\[sweep\]'"),
+        ("gp", r"needs packages .* \(optuna, scipy, torch\): pip install 'hpcaccel\[sweep,train\]'"),
     ],
 )
 def test_missing_package_error_names_the_extra_to_install(

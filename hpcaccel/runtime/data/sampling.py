@@ -52,7 +52,7 @@ def bring_to_main(loader: DataLoader[Any], group: RankGroup, *, seedable: bool, 
 class Order:
     """The raw batches of a map-style loader, epoch by epoch.
 
-    A sampler with the user's generator draws from that generator, as in a single-process training. A sampler without a
+    A sampler with the user's generator draws from that generator, as in single-process training. A sampler without a
     generator would draw from the global generators, which differ between ranks, so its order is drawn from ``seed`` and
     the epoch instead.
 

@@ -1,9 +1,9 @@
-"""The script's own random generators, found in its variables, datasets and models.
+"""Finds the script's own random generators, in its variables, datasets and models, for the guarantee of a checkpoint.
 
-Checkpoints contain only those of prepared loaders and registered objects.
-
-A generator that is not drawn from during the training does no harm (it may have split the dataset), so the states are
-compared with those at the beginning. Workers draw from copies, which are not accessible from here.
+Of these generators, checkpoints contain only those of prepared loaders and registered objects. Any other one makes a
+resume inexact if the training draws from it. One that is not drawn from any more (it may have split the dataset) does
+not matter, so each state is compared with that at the beginning. Loader workers draw from copies, which are not
+accessible from here.
 """
 
 from __future__ import annotations
