@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def stored(path: Path, launch: dict[str, Any], **resilience: Any) -> RunDir:
 
 def test_stored_launch_spec_is_read_back(tmp_path: Path) -> None:
     assert read_launch(stored(tmp_path, FULL.to_dict(), chain=3)) == FULL
-    assert {one.name for one in fields(LaunchSpec) if one.name not in ("resilience", "beside")} == FULL.to_dict().keys()
+    assert {one.name for one in fields(LaunchSpec) if one.name != "resilience"} == FULL.to_dict().keys()
 
 
 def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_launch_spec_with_only_the_required_fields_is_read(tmp_path: Path) -> No
     launch = {key: value for key, value in FULL.to_dict().items() if key in REQUIRED}
     found = read_launch(stored(tmp_path, launch))
     assert (found.program, found.ranks, found.container, found.after) == (FULL.program, 8, None, [])
-    assert replace(found, beside=True).to_dict().keys() == FULL.to_dict().keys()
+    assert found.to_dict().keys() == FULL.to_dict().keys()
 
 
 def test_run_without_spec_json_has_no_launch_spec(tmp_path: Path) -> None:

@@ -127,8 +127,6 @@ class LaunchSpec:
     """Runs that must end first: ``kind`` (afterok, …) and ``run``, a directory."""
     stage: LaunchStage | None = None
     resilience: RestartPolicy = field(default_factory=RestartPolicy)
-    beside: bool = False
-    """Other trials run in the same allocation, so a short step must use ``--overlap``. Set by a trial's supervisor."""
 
     @property
     def callable(self) -> bool:
@@ -148,7 +146,7 @@ class LaunchSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """The ``launch`` section as it is stored."""
-        return {key: value for key, value in asdict(self).items() if key not in ("resilience", "beside")}
+        return {key: value for key, value in asdict(self).items() if key != "resilience"}
 
 
 def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:

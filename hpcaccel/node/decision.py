@@ -150,7 +150,7 @@ def _failed(seen: Evidence) -> Verdict:
     if row.follows == "exclude" and seen.excludable and (seen.spare or seen.can_requeue):
         exclude = seen.excludable
         decision = "restart" if seen.spare and seen.restarts_left > 0 else "requeue" if seen.can_requeue else "end"
-    elif (row.follows == "requeue" or row.never_began) and seen.can_requeue:
+    elif (row.follows == "requeue" or (row.never_began and row.follows != "restart")) and seen.can_requeue:
         # A step that Slurm could not start still holds its part of the allocation, so no other step can start.
         decision = "requeue"
     elif row.follows != "end":

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.node.allocation import SHORT_STEP
+
 from .dev_cluster import Cluster
 from .scenario import Scenario
 
@@ -33,6 +35,21 @@ def test_preempted_run_with_torchrun_loses_no_step(
     assert scenario.status()["steps_lost"] == 0
     assert [path.name for path in sorted(scenario.dir.attempt(1).glob("[0-9].log"))] == [f"{n}.log" for n in range(4)]
     assert_exact(scenario)
+
+
+def test_short_step_leaves_the_jobs_memory_to_the_ranks(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+    """The first step still runs on one of two nodes, which is what Slurm sees for a moment after a step's end."""
+    script, out = tmp_path / "job", tmp_path / "out"
+    script.write_text(
+        "#!/bin/bash\n"
+        f"srun {SHORT_STEP} --ntasks=2 --ntasks-per-node=1 bash -c 'sleep $((5 * SLURM_PROCID))' & sleep 2\n"
+        "srun --immediate=60 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=2 echo the ranks\n"
+        "wait\n"
+    )
+    options = ["--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=1", "--mem=4G"]
+    job = cluster.sbatch(*options, f"--nodelist={','.join(lease(2))}", f"--output={out}", str(script))
+    cluster.wait_for(job, ["COMPLETED"])
+    assert out.read_text().splitlines() == ["the ranks"] * 2
 
 
 @pytest.mark.chaos

@@ -66,6 +66,8 @@ def seen(**changes: Any) -> Evidence:
         (seen(exit_code=0, status=NODE_FAILURE), "lost", "requeue", True),  # srun lost its nodes
         (seen(exit_code=1, failure=failed("launch")), "failed", "requeue", False),
         (seen(exit_code=1, failure=failed("launch"), can_requeue=False), "failed", "restart", False),
+        (seen(exit_code=1, failure=failed("step_memory")), "failed", "restart", False),
+        (seen(exit_code=1, failure=failed("step_memory"), restarts_left=0), "failed", "requeue", False),
         (seen(exit_code=0, status=NO_GRACE), "preempted", "requeue", True),
         # A program without an outcome may have saved and exited with 0 after a signal of Slurm.
         (seen(exit_code=0, status=IN_GRACE), "preempted", "requeue", False),

@@ -24,6 +24,7 @@ LIMITS: dict[str, Any] = dict(RESILIENCE)
         (("exception", "exception"), "2 failures without a new checkpoint"),
         (("exception", "launch"), None),
         (("launch", "launch"), None),
+        (("step_memory", "step_memory"), None),
         (("launch", "exception", "exception"), "2 failures without a new checkpoint"),
         (("launch", "launch", "launch"), "3 failures"),
     ],

@@ -16,6 +16,7 @@ import pytest
 
 from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.allocation import SHORT_STEP
 from hpcaccel.node.failures import preflight_checks
 from hpcaccel.node.failures.preflight import Preflight, check_program, judge_together, preflight
 from hpcaccel.node.failures.preflight_checks import TOKEN, WHERE, check_node, check_shared, serve_connection_test
@@ -190,6 +191,7 @@ def test_all_nodes_are_checked_through_srun(
     words = (tmp_path / "words").read_text()
     assert "--nodes=2 --ntasks=2" in words
     assert "--exclude=n0" in words
+    assert SHORT_STEP in words.split()
 
 
 # -- blamed nodes -------------------------------------------------------------------------------------------------

@@ -26,9 +26,14 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node import batch
 from hpcaccel.slurm.states import JobState
 
-__all__ = ["SLOT", "TAKEN_DOWN", "Allocation", "JobStatus", "LocalAllocation", "Slot", "gpus_of"]
+__all__ = ["SHORT_STEP", "SLOT", "TAKEN_DOWN", "Allocation", "JobStatus", "LocalAllocation", "Slot", "gpus_of"]
 
 TAKEN_DOWN = "the job is being terminated"
+
+SHORT_STEP = "--overlap"
+"""srun option of the steps that prepare and check the nodes: they share the job's CPUs, memory and GPUs with all steps.
+Without it, Slurm may still hold the step's memory when srun has ended, and refuses the step of the ranks (22.05:
+"Memory required by task is not available"); and the step would wait for other trials in the same job."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from hpcaccel.core.locks import lock_file
 from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
+from hpcaccel.node.allocation import SHORT_STEP
 from hpcaccel.slurm import hostlist
 
 __all__ = ["STAGE_DIR", "NoRoom", "bring", "each_node", "problem_in", "stage_directory", "stage_here", "unstage_here"]
@@ -71,7 +72,7 @@ def each_node(run: RunDir, launch: LaunchSpec, arguments: Sequence[str], *, avoi
     if launch.local:
         return program
     tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1", "--export=ALL", "--chdir=/"]
-    tasks += ["--kill-on-bad-exit=1", "--unbuffered", "--input=none", *(["--overlap"] if launch.beside else [])]
+    tasks += ["--kill-on-bad-exit=1", "--unbuffered", "--input=none", SHORT_STEP]
     tasks += [f"--exclude={hostlist.compress(avoid)}"] if avoid else []
     return ["srun", *tasks, *program]
 

@@ -39,7 +39,7 @@ class Cause:
     innocent: bool = False
     """Not the run's fault: if a node is excluded for this cause, the attempt does not count towards the caps."""
     never_began: bool = False
-    """The ranks were not started, and the allocation is unusable."""
+    """The ranks were not started. Unless ``follows`` is ``restart``, the allocation is unusable."""
     elsewhere: bool = False
     """Blame only the node named in the line, never the node of the rank whose log contains the line."""
     in_run: bool = False
@@ -158,6 +158,14 @@ CAUSES = (
             # The node in this line is the live one that writes it, not the failed one.
             _STEPD + r"error: \*\*\* \S+ \S+ ON \S+ CANCELLED AT \S+ DUE TO NODE FAILURE",
         ),
+    ),
+    Cause(
+        name="step_memory",
+        meaning="Slurm did not create the step of the ranks: an earlier step of the job still held its memory",
+        follows="restart",
+        never_began=True,
+        advice="If it happens each time, `srun.extra` asks for more memory than the job has.",
+        lines=(r"^srun: error: Unable to create step for job \S+: Memory required by task is not available",),
     ),
     Cause(
         name="launch",

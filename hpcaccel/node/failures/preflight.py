@@ -25,6 +25,7 @@ from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.jsonl_pipe import objects_in
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.allocation import SHORT_STEP
 from hpcaccel.node.batch import default_signals
 from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.classify import Failure
@@ -114,7 +115,7 @@ def _check_nodes(
     run: RunDir, launch: LaunchSpec, *, nodes: Sequence[str], avoid: Sequence[str]
 ) -> tuple[Findings, Findings]:
     """Findings of the quick check by node, and findings about shared file systems by node."""
-    command = ["srun", *one_task_a_node(nodes, avoid), *(["--overlap"] if launch.beside else []), "--chdir=/"]
+    command = ["srun", *one_task_a_node(nodes, avoid), SHORT_STEP, "--chdir=/"]
     command += [sys.executable, str(run.node_program), "preflight", str(run.path)]
     with serve_connection_test(nodes) as variables:
         environment = {**os.environ, **variables}

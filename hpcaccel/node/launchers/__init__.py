@@ -21,6 +21,7 @@ from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import SlurmCommandError
+from hpcaccel.node.allocation import SHORT_STEP
 from hpcaccel.node.batch import dying_with_us, shell_code
 from hpcaccel.node.environment.containers import Wrapped, into_container
 from hpcaccel.node.environment.staging import STAGE_DIR
@@ -163,8 +164,7 @@ def run_on_each_node(line: str, *, launch: LaunchSpec) -> int:
     """Run one ``setup_per_node`` line once per node, on as many nodes as the ranks need. Returns the exit code."""
     command = ["bash", "-c", line]
     if not launch.local:
-        tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1"]
-        tasks += ["--overlap"] if launch.beside else []
+        tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1", SHORT_STEP]
         command = ["srun", *tasks, "--kill-on-bad-exit=1", "--export=ALL", f"--chdir={launch.workdir}", *command]
     return subprocess.run(command, cwd=launch.workdir, preexec_fn=dying_with_us(signal.SIGTERM), check=False).returncode
 

@@ -131,7 +131,7 @@ def _supervise(run: RunDir, slot: Slot) -> int:
     if not launch.local:
         tasks = 1 if launch.launcher == "torchrun" else launch.ranks_per_node
         own = slot.srun_options(os.environ, ranks_per_node=tasks)
-        launch = dataclasses.replace(launch, srun=[*own, *launch.srun], beside=slot.of > 1)
+        launch = dataclasses.replace(launch, srun=[*own, *launch.srun])
     allocation: Allocation = LocalTrialAllocation(run, launch) if launch.local else TrialAllocation()
     lease.acquire(run, job_id=allocation.job_id, restart_count=allocation.restart_count, trusted=True)
     try:
