@@ -22,7 +22,7 @@ WAYS = {
     "os_exit": ("gloo_timeout", "exited or hung without an exception"),
     "stopped": ("hang", "has sent no heartbeat"),
     "skip": ("hang", ""),  # it skips until its data is used up
-    "evaluation": ("hang", "is not in the collective that they wait in"),
+    "evaluation": ("hang", "has not entered the collective"),
     "shapes": ("exception", "needs matching arguments on all ranks"),
 }
 IN_MAKE_TEST = [("exit", 3, "ddp")]
