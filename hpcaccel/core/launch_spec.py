@@ -95,7 +95,7 @@ class LaunchComponent:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """How the ranks are started. All fields except ``resilience`` and ``beside`` are stored under their own names."""
+    """How the ranks are started. All fields except ``resilience`` are stored under their own names."""
 
     kind: Literal["program", "callable"]
     program: list[str]
