@@ -133,8 +133,9 @@ class Restorer:
     def _target_model(self, model: nn.Module, current: dict[str, Any], saved: dict[str, Any] | None, path: str) -> None:
         if saved is None:
             raise CheckpointError(
-                f"{path} is not in the checkpoint: a hook of the script saved it. Register the matching hook with "
-                "register_load_state_pre_hook(); it must load the model and remove it from the list of models"
+                f"{path} is not in the checkpoint: the script's save hook saved it separately. Register the matching "
+                "hook with register_load_state_pre_hook(). That hook must load the model and remove it from the list "
+                "of models"
             )
         here = {public_name(model, key): value for key, value in current.items()}
         if self._tree.get("weights_only"):

@@ -38,7 +38,7 @@ class Evidence:
     spare: bool = False
     """Whether the allocation has enough nodes without ``excludable``."""
     has_checkpoint: bool = True
-    """Whether hpcaccel has committed a checkpoint. A program that writes its own checkpoints has none."""
+    """Whether hpcaccel has committed a checkpoint of this run. False for programs that write their own checkpoints."""
     results: bool = False
     """Whether every rank has written its result, in a run of a Python function."""
 

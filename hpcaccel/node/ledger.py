@@ -147,8 +147,8 @@ def _reached(line: AttemptEnd) -> int:
 
 
 def _nobodys_fault(line: AttemptEnd) -> bool:
-    """Whether a node caused the failure and was excluded. Such ends do not count for the caps: the number of
-    excluded nodes has a limit of its own."""
+    """Whether a node caused the failure and was excluded. Such an attempt does not count towards the caps:
+    excluded nodes have a limit of their own."""
     return bool(line.nodes_excluded) and cause(line.error_class or "exit").innocent
 
 

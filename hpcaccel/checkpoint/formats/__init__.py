@@ -1,8 +1,8 @@
-"""Conversion of checkpoints from and to files of other programs.
+"""Conversion of checkpoints to and from the file formats of other programs.
 
-Sources and targets exchange a ``WeightSource``: a model's tensors by name. A tensor is read when it is written, so that
-few are in memory at a time; ``torch.save`` files in the format before torch 1.6 are loaded as a whole. ``hpcaccel
-checkpoint convert`` runs ``python -m hpcaccel.checkpoint.formats``.
+Sources and targets exchange a ``WeightSource``: a model's tensors by name. Each tensor is read only when it is about to
+be written, so few are in memory at a time; ``torch.save`` files in the format of torch 1.5 and older are loaded whole.
+``hpcaccel checkpoint convert`` runs ``python -m hpcaccel.checkpoint.formats``.
 """
 
 from __future__ import annotations

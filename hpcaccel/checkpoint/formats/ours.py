@@ -44,7 +44,7 @@ def open_ours(path: Path, number: int | None) -> WeightSource:
     """Open the weights of model ``number``, counted from 0. With None, the checkpoint must contain exactly one model.
 
     Raises:
-        CheckpointError: there is no such model, or a hook of the script saved it in its own format.
+        CheckpointError: there is no such model, or the script's save hook saved it in its own format.
     """
     contents = Contents(path)
     models = contents.tree["models"]
@@ -54,7 +54,7 @@ def open_ours(path: Path, number: int | None) -> WeightSource:
     if number >= len(models):
         raise CheckpointError(f"{path} has no model {number} (it contains {len(models)}, counted from 0)")
     if models[number] is None:
-        raise CheckpointError(f"{path}: model {number} was saved by a hook of the script, in its own format")
+        raise CheckpointError(f"{path}: model {number} was saved by the script's save hook, in its own format")
     return _source(contents, models[number])
 
 

@@ -66,8 +66,8 @@ def answer(context: typer.Context) -> None:
 
 
 def _command(request: dict[str, Any], frames: FrameWriter | _WithSubmitted | _WithFile) -> None:
-    """Run a command of hpcaccel. With an ``id`` its output is stored for repeated requests, which run it again only if
-    it has failed."""
+    """Run an hpcaccel command. If the request has an ``id``, the output is stored: a repeated request returns it, and
+    runs the command again only if it failed."""
     from hpcaccel.submission.entrypoint.entry import secrets_from
     from hpcaccel.submission.remote.requests import kept
     from hpcaccel.submission.runs.control import named_requests

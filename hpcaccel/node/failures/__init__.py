@@ -77,7 +77,7 @@ CAUSES = (
         name="supervisor",
         meaning="the process that supervises the ranks was repeatedly killed or could not be started",
         follows="requeue",
-        advice="Often the job ran out of memory on its first node: raise slurm.mem. slurm.log names the signal.",
+        advice="The usual cause is that the first node ran out of memory: raise slurm.mem. slurm.log names the signal.",
     ),
     Cause(
         name="dependency",
@@ -266,7 +266,8 @@ CAUSES = (
         meaning="the run directory or its checkpoints are not writable: permissions, an immutable directory or a "
         "read-only file system",
         follows="restart",
-        advice="Check it with `ls -ld`, `lsattr -d` and `findmnt -T`, make it writable, then `hpcaccel resume`.",
+        advice="Check the directory with `ls -ld`, `lsattr -d` and `findmnt -T`, make it writable, then run "
+        "`hpcaccel resume`.",
         errors=(
             r"(?:checkpoints?|step_\d+)\b.*(?:Operation not permitted|Permission denied|Read-only file system)",
             r"(?:Operation not permitted|Permission denied|Read-only file system).*/checkpoints/",

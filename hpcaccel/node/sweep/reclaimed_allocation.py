@@ -99,5 +99,5 @@ class ReclaimedAllocation:
 
 def _stop_for(meaning: SignalMeaning, *, detail: str = "") -> Stop:
     if meaning.job == "ends":
-        return Stop(reason=meaning.reason, then="end", detail="other workers may continue its trials")
+        return Stop(reason=meaning.reason, then="end", detail="other workers may continue this worker's trials")
     return Stop(reason=meaning.reason, then="requeue", detail=detail, by_scheduler=meaning.job == "returns")

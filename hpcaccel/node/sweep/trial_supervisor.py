@@ -165,7 +165,7 @@ class TrialLedger(Ledger):
     """The ledger of a trial, which may continue in any job of the sweep."""
 
     def ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
-        # If the sweep retries a trial that has ended, the counts for the caps start again from zero.
+        # If the sweep retries a trial that has ended, the counts towards the caps start again from zero.
         last = max((at for at, line in enumerate(self.ends) if line.decision in ("end", "pause")), default=-1)
         return self.ends[last + 1 :]
 

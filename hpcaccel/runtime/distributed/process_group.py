@@ -265,8 +265,8 @@ def _create_default_group(
     except (RuntimeError, ValueError) as error:
         raise RankEnvironmentError(
             f"rank {env.rank} of {env.world_size} reached the other ranks at {env.master_addr}, but could not form the "
-            f"{backend} group: {error}. Can the nodes reach each other on any port? GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME select the network interface"
+            f"{backend} group: {error}. Check that no firewall blocks ports between the nodes. "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME select the network interface"
         ) from error
     if _joins > 1:
         sys.excepthook = hook  # torch adds a hook with a new prefix each time

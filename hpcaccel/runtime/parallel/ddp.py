@@ -1,4 +1,4 @@
-"""Data parallelism with torch's DistributedDataParallel: each rank has the whole model, gradients are averaged."""
+"""Data parallelism with torch's DistributedDataParallel: each rank has the whole model, and gradients are averaged."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ class HostedTracker(GeneralTracker):
 
     @property
     def shared_run(self) -> str | None:
-        """Id of the service's run that all attempts share; None without a run directory, or if the user selects one."""
+        """Id of the service's run that all attempts share. None without a run directory, and if the user has selected a
+        run of the service by keyword or variable."""
         chosen = self.run_keywords & set(self.init_kwargs) or any(map(os.environ.get, self.run_variables))
         return None if chosen else self.continued_run
 

@@ -285,7 +285,7 @@ class Loop:
             self.context.log_once(samples)
 
     def _log_delayed_stop(self) -> None:
-        """Log that a stop is delayed until the end of an evaluation, which rank 0 may be running alone."""
+        """If an evaluation is running, log that the stop is delayed until it ends: rank 0 may be evaluating alone."""
         if self.evaluates:
             self.context.log_once(
                 "a stop was requested during an evaluation: the training stops at the next training step. If the ranks "

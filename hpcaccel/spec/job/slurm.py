@@ -95,7 +95,9 @@ class Resources(Section):
         default=None,
         description="Ranks per node. Default: the number of GPUs per node; 1 without GPUs or with gpus_per_task.",
     )
-    cpus_per_task: Count | None = Field(default=None, description="CPU cores per rank.")
+    cpus_per_task: Count | None = Field(
+        default=None, description="CPUs per rank, as Slurm counts them: cores, or hardware threads."
+    )
     gpus_per_node: Gpus | None = Field(
         default=None, description="GPUs per node, with or without their type.", examples=[2, "a100:2"]
     )
@@ -114,7 +116,9 @@ class Resources(Section):
         description="Memory per node: 40G, 40000M; without a unit: megabytes; 0: all memory of the node.",
         examples=["40G"],
     )
-    mem_per_cpu: Memory | None = Field(default=None, description="Memory per CPU core, instead of mem.")
+    mem_per_cpu: Memory | None = Field(
+        default=None, description="Memory per CPU, as Slurm counts them, instead of mem."
+    )
     mem_per_gpu: Memory | None = Field(default=None, description="Memory per GPU, instead of mem.")
     constraint: Word | None = Field(
         default=None, description="Features that the nodes must have.", examples=["a100&ib"]
@@ -131,7 +135,9 @@ class Resources(Section):
     cores_per_socket: Count | None = Field(
         default=None, description="Only nodes with at least this many cores per socket."
     )
-    cpus_per_gpu: Count | None = Field(default=None, description="CPU cores per GPU, instead of cpus_per_task.")
+    cpus_per_gpu: Count | None = Field(
+        default=None, description="CPUs per GPU, as Slurm counts them, instead of cpus_per_task."
+    )
     gpu_bind: Word | None = Field(default=None, description="How ranks are bound to GPUs.", examples=["single:1"])
     hint: Word | None = Field(default=None, description="Binding hints.", examples=["nomultithread"])
     licenses: CommaList | None = Field(default=None, description="Licences that the job needs.")

@@ -61,7 +61,7 @@ class RuntimeSection(Section):
     )
     mixed_precision: Literal["no", "fp16", "bf16", "fp8"] = Field(
         default="no",
-        description="Precision of the forward pass. fp8 needs GPUs of compute capability 8.9 or newer, and torchao.",
+        description="Precision of the forward pass. fp8 needs GPUs with compute capability 8.9 or higher, and torchao.",
     )
     gradient_accumulation_steps: Count = Field(default=1, description="Micro-batches per optimizer step.")
     seed: Seed | None = Field(
@@ -139,8 +139,8 @@ class CheckpointSection(Section):
     keep: Count | None = Field(default=2, description="How many of the newest checkpoints to keep; null: all.")
     keep_every_steps: Count | None = Field(
         default=None,
-        description="In addition, keep the first checkpoint in every interval of this many steps permanently; null: "
-        "none.",
+        description="Also keep, permanently, the first checkpoint at or after each multiple of this number of steps; "
+        "null: none.",
     )
     resume: Annotated[PathText, BeforeValidator(_resume)] = Field(
         default="auto",

@@ -231,8 +231,8 @@ class RemoteCluster:
             pause = next(pauses, None)
             if pause is None:
                 raise ConnectionLost(
-                    f"{lost}. Runs on {self.name} continue. Run the same command again to continue from here: nothing "
-                    "is submitted twice"
+                    f"{lost}. Runs on {self.name} are not affected. Run the same command again to pick up where it "
+                    "stopped: nothing is submitted twice"
                 )
             self._note(f"{lost}; retrying")
             self._sleep(pause)

@@ -1,4 +1,4 @@
-"""Requests from another machine: a spec, a profile and code become a command of hpcaccel.
+"""Requests from another machine: a spec, a profile and code become an hpcaccel command.
 
 A request with an id is executed once. A second one with the same id waits for the first one and gets the same reply.
 """

@@ -29,8 +29,8 @@ def gather(tensor: Any) -> Any:
 
 
 def gather_object(object: Any) -> Any:
-    """Concatenate all ranks' lists, tuples or sets in rank order, on every rank. A tensor contributes its rows, any
-    other value is one item. A single process gets its own value back."""
+    """Concatenate all ranks' lists, tuples or sets in rank order, on every rank. A tensor contributes its rows; any
+    other value counts as one item. A single process gets its own value back."""
     return gathering.gather_object(object, _group())
 
 
