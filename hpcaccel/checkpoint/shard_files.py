@@ -60,6 +60,7 @@ BOUNCE_BYTES = 8 << 20
 """Maximum size of a thread's read buffer."""
 BATCH_BYTES = 1 << 20
 """Maximum size of a batch of small chunks that are read together. Larger chunks are read alone."""
+HUGE_PAGE_BYTES = 2 << 20
 STEP_BYTES = 1 << 20
 """Data is copied in steps of this size. The CRC of a step is computed while the step is in the CPU cache."""
 DIRECT: int = getattr(os, "O_DIRECT", 0)
@@ -202,9 +203,14 @@ _thread = threading.local()
 
 
 def _bounce_buffer(size: int) -> memoryview:
-    """Aligned buffer of this thread, reused by later reads: allocating new pages for each read would be slow."""
+    """Buffer of this thread, reused by later reads, because new pages are slow; in huge pages if possible: with 4 KiB
+    pages the kernel splits a read into requests of 1 MiB, which halves the speed of direct reads from some disks."""
     if len(getattr(_thread, "memory", b"")) < size:
-        _thread.memory = memoryview(mmap.mmap(-1, size))
+        mapping = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(AttributeError, OSError):  # Python or the kernel was built without huge pages
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        begin = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % HUGE_PAGE_BYTES
+        _thread.memory = memoryview(mapping)[begin : begin + size]
     found: memoryview = _thread.memory
     return found[:size]
 
