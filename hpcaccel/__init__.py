@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.states.partial_state import PartialState as PartialState
     from hpcaccel.runtime.tracking.general_tracker import GeneralTracker as GeneralTracker
     from hpcaccel.runtime.training.gradient_sync import LocalSGD as LocalSGD
+    from hpcaccel.runtime.training.stop_gate import StopGate as StopGate
+    from hpcaccel.runtime.training.stop_gate import stop_gate as stop_gate
     from hpcaccel.spec import JobSpec as JobSpec
     from hpcaccel.spec import load_spec as load_spec
     from hpcaccel.submission import Run as Run
@@ -91,6 +93,7 @@ _NAMES = {
     "hpcaccel.runtime.states.partial_state": "PartialState",
     # In any Python program that a run starts
     "hpcaccel.runtime.script_api": "log should_stop",
+    "hpcaccel.runtime.training.stop_gate": "StopGate stop_gate",
     # Settings
     "hpcaccel.runtime.handlers": """
         AORecipeKwargs AutocastKwargs DataLoaderConfiguration DistributedDataParallelKwargs

@@ -25,7 +25,7 @@ NAMES = """
     init_on_device is_initialized is_rich_available load_checkpoint_in_model load_sharded notebook_launcher
     pad_across_processes reduce set_seed skip_first_batches synchronize_rng_states wait_for_everyone
 """
-ANYWHERE = {"log", "should_stop"}
+ANYWHERE = {"StopGate", "log", "should_stop", "stop_gate"}
 """For programs with or without torch."""
 RANKS = set(NAMES.split())
 

@@ -67,11 +67,12 @@ _poll = popen_fork.Popen.poll
 _wait = popen_fork.Popen.wait
 
 
-def shield_children(handler: Callable[..., Any]) -> None:
+def shield_children(handler: Callable[..., Any] | None) -> None:
     """Make children that ``multiprocessing`` forks from now on ignore ``SIGNALS``, unless sent by ``terminate()``.
 
     Args:
-        handler: the rank's own handler of the signals, installed in the main thread.
+        handler: the rank's own handler of the signals, installed in the main thread; None: the rank keeps the signals
+            blocked, and its children inherit that.
     """
     global _shield, _handler
     _handler = handler

@@ -1,4 +1,4 @@
-"""The flag that SIGTERM and SIGUSR2 set, and the protection of data-loader workers from both signals."""
+"""The flag that SIGTERM and SIGUSR2 set, and the protection of child processes from both signals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import Any
 
 from hpcaccel.runtime.child_signals import SIGNALS, shield_children
 
-__all__ = ["StopFlag", "WorkerInit", "signals_held"]
+__all__ = ["PendingStop", "StopFlag", "WorkerInit", "signals_held"]
 
 
 class StopFlag:
@@ -51,6 +52,47 @@ class StopFlag:
 
     def _raise(self, number: int, frame: object) -> None:
         self.raised = True
+
+
+class PendingStop:
+    """Takes the place of ``StopFlag`` where both signals stay blocked, as hpcaccel's launcher has set them.
+
+    A signal then stays pending, and ``raised`` tests for it. Child processes inherit the mask, so they ignore both
+    signals however they were started (fork, spawn, forkserver), and whichever handlers they install.
+    """
+
+    def __init__(self) -> None:
+        self._raised = False
+
+    @staticmethod
+    def applies() -> bool:
+        """Whether the launcher has blocked the signals. ``multiprocessing`` may have unblocked SIGTERM since."""
+        return not signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint(SIGNALS)
+
+    def install(self) -> None:
+        """Keep both signals blocked, and make ``terminate()`` of child processes use SIGKILL."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        # Until Python 3.12 the first ``spawn`` unblocks these signals in the process that starts the tracker.
+        tracked: Any = resource_tracker
+        tracked._IGNORED_SIGNALS = tuple(set(tracked._IGNORED_SIGNALS) - set(SIGNALS))
+        if threading.current_thread() is threading.main_thread():
+            # For a thread that has unblocked them: the default handling would end the process.
+            for number in SIGNALS:
+                if signal.getsignal(number) == signal.SIG_DFL:
+                    signal.signal(number, self._raise)
+        shield_children(None)
+
+    @property
+    def raised(self) -> bool:
+        """Whether either signal has arrived."""
+        pending = signal.sigpending()
+        return self._raised or (bool(pending) and not pending.isdisjoint(SIGNALS))
+
+    def ignore_signals(self) -> None:
+        """Both signals are blocked until the process ends."""
+
+    def _raise(self, number: int, frame: object) -> None:
+        self._raised = True
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from hpcaccel.runtime.stop_flag import StopFlag
 from hpcaccel.runtime.training.accumulation import Accumulation
 from hpcaccel.runtime.training.attempt_timing import AttemptClock
 from hpcaccel.runtime.training.loop import Loop
-from hpcaccel.runtime.training.loop_context import LoopContext
+from hpcaccel.runtime.training.loop_context import LoopActivity, LoopContext
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
 from hpcaccel.runtime.training.scaling import Scaling, make_scaler
 
@@ -178,7 +178,7 @@ class TrainingSession:
         )
         loop = Loop(context, self.accumulation)
         if self._heartbeat is not None:
-            self._heartbeat.loop = loop
+            self._heartbeat.source = LoopActivity(context, lambda: loop.evaluates)
         return loop
 
     @property
@@ -288,7 +288,7 @@ class TrainingSession:
     def _detach(self) -> None:
         PreparedOptimizer.follow_in_copies(None)
         if self._heartbeat is not None:
-            self._heartbeat.loop = None
+            self._heartbeat.source = None
 
 
 def _start_heartbeat(place: settings.OutputLocation) -> Heartbeat | None:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hpcaccel.runtime.accelerator import Accelerator
+from hpcaccel.runtime.health.activity import RankStatus
 from hpcaccel.runtime.states.accelerator_state import AcceleratorState
-from hpcaccel.runtime.training.loop_context import RankStatus
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nothing will be saved")]
 

@@ -16,7 +16,7 @@ BLOCKS = dict(re.findall(r"^## (.+)\n(?:(?!^## ).*\n)*?```python\n((?:.*\n)*?)``
 
 
 def test_all_code_blocks_of_the_page_are_found() -> None:
-    assert len(BLOCKS) == PAGE.count("```python") == 6
+    assert len(BLOCKS) == PAGE.count("```python") == 7
 
 
 @pytest.mark.parametrize("size", [1, 2], ids=["1 rank", "2 ranks"])

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 __all__ = ["EndBarrier", "keep_groups", "settle"]
 
 SETTLE_SECONDS = 2.0
@@ -97,6 +95,8 @@ def _others_run() -> bool:
 
 def keep_groups() -> None:
     """Keep the current process groups until the process ends: destroying them could wait for ranks that are gone."""
+    import torch.distributed as dist  # a program with one process may have no torch
+
     if not dist.is_initialized():
         return
     for group in list(dist.distributed_c10d._world.pg_map):

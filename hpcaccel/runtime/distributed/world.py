@@ -24,7 +24,7 @@ from hpcaccel.runtime.enums import DistributedType
 if TYPE_CHECKING:
     from hpcaccel.runtime.distributed.split_between_processes import RankSplit
 
-__all__ = ["World"]
+__all__ = ["World", "place_in_scripts_group"]
 
 
 class World:
@@ -44,7 +44,7 @@ class World:
         """Distinguishes objects prepared for this group from those of destroyed groups."""
         self.env = process_group.known_environment() or rank_env.detect()
         if dist.is_initialized():
-            self.env = _place_in_scripts_group(self.env)
+            self.env = place_in_scripts_group(self.env)
         self.cpu = cpu
         self.device: torch.device = process_group.choose_device(self.env, cpu=cpu)
         self.timeout = timeout
@@ -167,7 +167,7 @@ class World:
         settle()
 
 
-def _place_in_scripts_group(env: RankEnvironment) -> RankEnvironment:
+def place_in_scripts_group(env: RankEnvironment) -> RankEnvironment:
     """This process's place in the default group that the script has created, which overrides the environment."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if (rank, world) == (env.rank, env.world_size):

@@ -20,11 +20,12 @@ from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.rank_records import Beat
 from hpcaccel.core.records import to_dict
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.runtime.health.activity import Activity
 from hpcaccel.runtime.health.stragglers import StragglerWatch
 from hpcaccel.runtime.health.thread_stacks import StackDumper, ThreadPosition, thread_position
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.training.loop import Loop
+    from hpcaccel.runtime.health.activity import ActivitySource
 
 __all__ = ["Heartbeat", "start_heartbeat"]
 
@@ -39,10 +40,12 @@ _running: Heartbeat | None = None
 
 
 class Heartbeat:
-    """The heartbeat of a process, shared by all its trainings; ``loop`` is the current one."""
+    """The heartbeat of a process, shared by all its trainings; ``source`` is the current one."""
 
     def __init__(self, run: RunDir, attempt: int, *, rank: int, world_size: int) -> None:
-        self.loop: Loop | None = None
+        self.source: ActivitySource | None = None
+        self._stack_changes = 0
+        self._stack = 0
         self._path = run.heartbeats(attempt) / f"{rank}.json"
         self._rank = rank
         self._host = node_name()
@@ -75,8 +78,8 @@ class Heartbeat:
             while not self._stopped.wait(self.interval_seconds if self._number else 0):
                 self._write(self._beat())
                 self._stacks.dump_if_requested()
-                if self._stragglers is not None and self.loop is not None:
-                    self._stragglers.check(self.loop.context.own_time)
+                if self._stragglers is not None and self.source is not None:
+                    self._stragglers.check(self.source.own_time)
         except BaseException:
             # The supervisor ignores ranks without a heartbeat file, so a failed heartbeat cannot end a training.
             self._path.unlink(missing_ok=True)
@@ -85,37 +88,19 @@ class Heartbeat:
     def _beat(self) -> Beat:
         self._number += 1
         position = thread_position(sys._current_frames().get(self._main))
-        loop = self.loop
-        if loop is None:
-            return self._record(position, phase="starting", step=0)
-        step, status = loop.step, loop.context.status
-        if step > status.first_step and (not self._steps or self._steps[-1][1] != step):
-            self._steps.append((time.monotonic(), step))
-        exchange = loop.context.group.exchange
-        watchdog = None if exchange is None else exchange.watchdog
-        return self._record(
-            position,
-            phase="evaluating" if status.phase == "training" and loop.evaluates else status.phase,
-            step=step,
-            first_step=status.first_step,
-            batches=loop.context.in_use.batches,
-            calls=0 if watchdog is None else sum(list(watchdog.entered.values())),
-            waits_in=None if watchdog is None else watchdog.waits_in,
-            left=status.left_at,
-        )
+        source = self.source
+        if source is None:
+            return self._record(position, Activity(phase="starting", step=0, first_step=0))
+        now = source.activity()
+        if now.step > now.first_step and (not self._steps or self._steps[-1][1] != now.step):
+            self._steps.append((time.monotonic(), now.step))
+        if source.stack_counts:
+            self._stack_changes += position.fingerprint != self._stack
+            self._stack = position.fingerprint
+            now = now._replace(batches=now.batches + self._stack_changes)
+        return self._record(position, now)
 
-    def _record(
-        self,
-        position: ThreadPosition,
-        *,
-        phase: str,
-        step: int,
-        first_step: int = 0,
-        batches: int = 0,
-        calls: int = 0,
-        waits_in: str | None = None,
-        left: str | None = None,
-    ) -> Beat:
+    def _record(self, position: ThreadPosition, now: Activity) -> Beat:
         return Beat(
             rank=self._rank,
             host=self._host,
@@ -123,18 +108,12 @@ class Heartbeat:
             number=self._number,
             time=time.time(),
             interval_seconds=self.interval_seconds,
-            phase=phase,
-            step=step,
-            first_step=first_step,
-            batches=batches,
-            calls=calls,
             step_seconds=self._step_seconds(),
-            waits_in=waits_in,
-            left=left,
             waits=position.waits,
             site=position.site,
             stack=position.fingerprint,
             thread=f"0x{self._main:016x}",
+            **now._asdict(),
         )
 
     def _step_seconds(self) -> float | None:

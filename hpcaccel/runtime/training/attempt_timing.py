@@ -85,9 +85,9 @@ class AttemptClock:
         """Created at the first step."""
         self._times: Timing
         if run is not None:
-            self._begin(run, begun, formed)
+            self._start(run, begun, formed)
 
-    def _begin(self, run: RunDir, begun: float, formed: float) -> None:
+    def _start(self, run: RunDir, begun: float, formed: float) -> None:
         from hpcaccel.core.rank_records import Timing
         from hpcaccel.core.records import from_dict
 
@@ -106,6 +106,20 @@ class AttemptClock:
         if not self._prepared:
             self._prepared = True
             self._note(prepared=time.time())
+
+    def begin(self, *, resumed_step: int, resumed_from: str | None, total_steps: int | None) -> None:
+        """Write ``progress.json``: where the training starts, and its total number of steps, if known."""
+        if self._run is None:
+            return
+        from hpcaccel.core.rank_records import Progress
+        from hpcaccel.core.records import to_dict
+
+        path = self._run.progress(self._attempt)
+        make_folder(path.parent)
+        progress = Progress(
+            resumed_step=resumed_step, resumed_from=resumed_from, total_steps=total_steps, time=time.time()
+        )
+        write_json(path, to_dict(progress))
 
     def loaded(self, step: int) -> None:
         """Record that the checkpoint of ``step`` was loaded; 0: there is no checkpoint.
@@ -158,11 +172,14 @@ class AttemptClock:
         try:
             yield
         finally:
-            took = time.monotonic() - start
-            self._saves.append(took)
-            if self._run is not None:
-                slowest = max(took, self._times.slowest_save_seconds or 0.0)
-                self._stand_still(took, saves=len(self._saves), slowest_save_seconds=slowest)
+            self.saved(time.monotonic() - start)
+
+    def saved(self, took: float) -> None:
+        """Record a save that has blocked training for ``took`` seconds."""
+        self._saves.append(took)
+        if self._run is not None:
+            slowest = max(took, self._times.slowest_save_seconds or 0.0)
+            self._stand_still(took, saves=len(self._saves), slowest_save_seconds=slowest)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -1,10 +1,9 @@
-"""``LoopContext``: objects shared by the parts of the training loop; with ``RankStatus`` and ``Counters``."""
+"""``LoopContext``: objects shared by the parts of the training loop; ``Counters``; and the loop's ``LoopActivity``."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch
 
 from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.distributed.process_group import RankGroup
+from hpcaccel.runtime.health.activity import Activity, RankStatus
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.settings import OutputLocation, Settings
 from hpcaccel.runtime.stop_flag import StopFlag
@@ -24,32 +24,9 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.checkpointing.prepared_objects import PreparedObjects
     from hpcaccel.runtime.health.stragglers import OwnTime
 
-__all__ = ["Counters", "LoopContext", "RankStatus"]
+__all__ = ["Counters", "LoopActivity", "LoopContext"]
 
 logger = logging.getLogger(TRAINING_LOG)
-
-
-class RankStatus:
-    """Current activity of this rank, for its heartbeat."""
-
-    def __init__(self) -> None:
-        self.phase = "starting"
-        """One of the phases of ``rank_records.Beat``."""
-        self.first_step = 0
-        """Step at which the current loop started."""
-        self.left_at: str | None = None
-        """``file:line`` where the script last left a loop early; None if it has trained since."""
-
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """Set ``phase`` inside the context. The previous phase is restored at the end, but not after an exception."""
-        before, self.phase = self.phase, phase
-        yield
-        self.phase = before
-
-    def train(self, step: int) -> None:
-        """Record that a loop starts to train at ``step``."""
-        self.phase, self.first_step = "training", step
 
 
 class Counters:
@@ -138,3 +115,32 @@ class LoopContext:
         if text not in self._logged:
             self._logged.add(text)
             logger.info("%s", text)
+
+
+class LoopActivity:
+    """What the loop is doing, for the heartbeat.
+
+    Args:
+        evaluates: returns whether the script is iterating over a loader that is not trained on.
+    """
+
+    stack_counts = False
+
+    def __init__(self, context: LoopContext, evaluates: Callable[[], bool]) -> None:
+        self.own_time = context.own_time
+        self._context = context
+        self._evaluates = evaluates
+
+    def activity(self) -> Activity:
+        context, status = self._context, self._context.status
+        exchange = context.group.exchange
+        watchdog = None if exchange is None else exchange.watchdog
+        return Activity(
+            phase="evaluating" if status.phase == "training" and self._evaluates() else status.phase,
+            step=context.counters.step,
+            first_step=status.first_step,
+            batches=context.in_use.batches,
+            calls=0 if watchdog is None else sum(list(watchdog.entered.values())),
+            waits_in=None if watchdog is None else watchdog.waits_in,
+            left=status.left_at,
+        )

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hpcaccel.core.durable_files import atomic_write, make_folder, read_json, write_json
 from hpcaccel.core.stop_requests import set_signal_mark
 from hpcaccel.runtime.distributed.group_shutdown import settle
-from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.settings import OutputLocation
 
 if TYPE_CHECKING:
     from hpcaccel.core.rank_records import Outcome
     from hpcaccel.core.stop_requests import StopRequest
+    from hpcaccel.runtime.distributed.lone_rank import LoneRank
+    from hpcaccel.runtime.distributed.process_group import RankGroup
 
 __all__ = ["ProcessExit", "is_in_time", "read_request"]
 
@@ -52,7 +53,7 @@ class ProcessExit:
     def __init__(
         self,
         place: OutputLocation,
-        group: RankGroup,
+        group: RankGroup | LoneRank,
         at_end: Callable[[], None],
         ignore_signals: Callable[[], None] = lambda: None,
     ) -> None:
@@ -90,7 +91,7 @@ class ProcessExit:
         """Write the outcome, wait for all ranks, and exit.
 
         Raises:
-            SystemExit: always; with code 85 if ``saved``, else 143.
+            SystemExit: always; with code 0 if the training is not to be continued, else 85 if ``saved``, else 143.
         """
         self._ignore_signals()
         self._write(outcome)
@@ -98,6 +99,8 @@ class ProcessExit:
         self._left = True
         from hpcaccel.core.records import EXIT_CONTINUED
 
+        if not outcome.resume:
+            raise SystemExit(0)
         raise SystemExit(EXIT_CONTINUED if saved else EXIT_TERMINATED)
 
     def complete(self, outcome: Outcome) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hpcaccel.core.durable_files import make_folder, write_json
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.training.exactness import changes_of
@@ -81,21 +79,11 @@ class Resumption:
 
     def write_progress(self, resumed: ResumedCounters, total_steps: int | None) -> None:
         """Write the first step of this attempt and the total number of steps to ``progress.json``, on rank 0."""
-        run = self._context.place.run
-        if run is None or not self._context.group.is_main:
-            return
-        from hpcaccel.core.rank_records import Progress
-        from hpcaccel.core.records import to_dict
-
-        path = run.progress(self._context.place.attempt)
-        make_folder(path.parent)
-        progress = Progress(
+        self._context.clock.begin(
             resumed_step=resumed.step,
             resumed_from=resumed.path.name if resumed.path else None,
             total_steps=total_steps,
-            time=time.time(),
         )
-        write_json(path, to_dict(progress))
 
     def check_that_loaded(self, *, is_managed: bool) -> None:
         """At the first step, check that the run's checkpoint was loaded, if there is one.

@@ -6,12 +6,13 @@ read by every rank at step k + 1. All ranks read the same values, so they take t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-import torch.distributed as dist
-
 if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
     from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
     from hpcaccel.runtime.training.loop_context import LoopContext
     from hpcaccel.runtime.training.save_schedule import SaveSchedule
@@ -48,6 +49,8 @@ class StopAgreement:
     def __init__(self, control: dist.ProcessGroup | None, watchdog: CollectiveWatchdog | None = None) -> None:
         self._control = control
         self._watchdog = watchdog
+        if control is not None:
+            self._reduce, self._rank, self._world_size = _max_reduce(control)
         self._number = 0
         self._own: StopDecision | None = None
         """The last values of a rank without a group."""
@@ -89,10 +92,9 @@ class StopAgreement:
         values = [stop, save, active, most, -least, saving]
         if own is not None:
             values += self._in_rank_order(own)
-        self._values = torch.tensor(values, dtype=torch.int32)
         if self._watchdog is not None:
             self._number = self._watchdog.enter(_CHANNEL)
-        self._work = dist.all_reduce(self._values, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+        self._values, self._work = self._reduce(values)
 
     def read(self) -> StopDecision | None:
         """The result of the last agreement issued; None if there is none to read."""
@@ -114,9 +116,23 @@ class StopAgreement:
 
     def _in_rank_order(self, own: int) -> list[int]:
         """``own`` at this rank's index, and 0 for the other ranks: the maximum over the ranks contains all values."""
-        numbers = [0] * dist.get_world_size(self._control)
-        numbers[dist.get_rank(self._control)] = own
+        numbers = [0] * self._world_size
+        numbers[self._rank] = own
         return numbers
+
+
+def _max_reduce(
+    control: dist.ProcessGroup,
+) -> tuple[Callable[[list[int]], tuple[torch.Tensor, dist.Work | None]], int, int]:
+    """The function that starts a max-reduce on ``control``, this process's rank, and the number of ranks."""
+    import torch  # here, because a program with one process may have no torch
+    import torch.distributed as dist
+
+    def start(values: list[int]) -> tuple[torch.Tensor, dist.Work | None]:
+        tensor = torch.tensor(values, dtype=torch.int32)
+        return tensor, dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=control, async_op=True)
+
+    return start, dist.get_rank(control), dist.get_world_size(control)
 
 
 GATHER_EVERY = 50

@@ -75,10 +75,10 @@ class RuntimeSection(Section):
     )
     stop: Literal["cooperative", "signals"] | None = Field(
         default=None,
-        description="How the program is stopped. cooperative: it uses hpcaccel.Accelerator, which saves and exits at a "
+        description="How the program is stopped. cooperative: it uses hpcaccel.Accelerator or stop_gate and exits at a "
         "step boundary. signals: it receives SIGTERM, as from Slurm. Default: cooperative for functions, and if the "
-        "script, or a module that it imports from its directory, uses hpcaccel.Accelerator or should_stop; otherwise "
-        "signals.",
+        "script, or a module that it imports from its directory, uses hpcaccel.Accelerator, stop_gate or should_stop; "
+        "otherwise signals.",
     )
     compile: Flag = Field(default=False, description="Compile prepared models with torch.compile.")
     activation_checkpointing: Flag = Field(

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-STOP_NAMES = ("Accelerator", "should_stop")
+STOP_NAMES = ("Accelerator", "should_stop", "stop_gate")
 """Names of hpcaccel through which a program detects a stop request; ``hpcaccel.log`` is not one."""
 
 _BY_NAME = {"import_module", "__import__", "run_module"}
@@ -216,15 +216,15 @@ def _on_stopping(spec: JobSpec, used: ImportedModules, shown: str) -> tuple[str,
     if not used.notices_stops:
         if spec.runtime.stop is None:
             return (
-                f"neither {shown} nor the files it imports from its folder use hpcaccel.Accelerator: to stop the "
-                "ranks, hpcaccel sends SIGTERM, as Slurm does (runtime.stop: signals)",
+                f"neither {shown} nor the files it imports from its folder use hpcaccel.Accelerator or stop_gate: to "
+                "stop the ranks, hpcaccel sends SIGTERM, as Slurm does (runtime.stop: signals)",
             )
         if spec.runtime.stop == "signals":
             return ()
         return (
-            f"neither {shown} nor the files it imports from its folder use hpcaccel.Accelerator, so the program does "
-            "not save and exit on a stop request (runtime.stop: cooperative). Set runtime.stop to signals to stop the "
-            "ranks with SIGTERM, as Slurm does",
+            f"neither {shown} nor the files it imports from its folder use hpcaccel.Accelerator or stop_gate, so the "
+            "program does not save and exit on a stop request (runtime.stop: cooperative). Set runtime.stop to signals "
+            "to stop the ranks with SIGTERM, as Slurm does",
         )
     if "Accelerator" in used.ours and not used.attributes & _LOADS:
         return (

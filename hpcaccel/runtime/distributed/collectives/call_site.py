@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import FrameType, TracebackType
-
-import torch
 
 import hpcaccel
 
 __all__ = ["call_site", "call_stack", "site_of", "site_of_frame"]
 
+_torch = find_spec("torch")  # not imported: a program with one process may not need it
 _LIBRARY_PATHS = (
     os.path.dirname(hpcaccel.__file__) + os.sep,
-    os.path.dirname(torch.__file__) + os.sep,
+    *([] if _torch is None or _torch.origin is None else [os.path.dirname(_torch.origin) + os.sep]),
     os.path.dirname(os.__file__) + os.sep + "contextlib.py",
     os.path.dirname(os.__file__) + os.sep + "functools.py",
     "<frozen",

@@ -1,0 +1,361 @@
+"""``hpcaccel.stop_gate()``: agreed stops for a training loop without an Accelerator.
+
+    gate = hpcaccel.stop_gate()
+    for step, batch in enumerate(loader):
+        ...
+        if gate.step(step):
+            save(path)
+            gate.leave(checkpoint=path)
+
+Protocol
+--------
+
+1. *Signals.* hpcaccel's launcher blocks SIGTERM and SIGUSR2 before it starts the program, and they stay blocked: each
+   ``step`` tests whether one is pending. Data-loader workers inherit the mask, so they survive Slurm's SIGTERM, which
+   goes to every process of the step. (With ``runtime.stop: signals``, and outside a run, handlers set a flag.)
+2. *Agreement.* ``step`` issues an asynchronous max-reduce of the ranks' flags on a gloo group of its own, and reads the
+   one that the previous ``step`` issued (``StopAgreement``, as in the loop of an Accelerator). So no step waits, and
+   all ranks return True at the same step. Every rank must call ``step`` equally often. The group is created when there
+   is a default process group: by ``stop_gate``, or else by the first ``step``. Without one, each process stops by
+   itself.
+3. *Request.* Rank 0 reads the reason, what follows, and the deadline from the run directory (``ProcessExit.request``).
+4. *Leaving.* ``leave`` writes the outcome, waits for all ranks and exits with code 85. The outcome's checkpoint counts
+   as progress of the run. A program that ends by itself is ``completed``, unless it was to be continued.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
+from hpcaccel.runtime import settings
+from hpcaccel.runtime.distributed import rank_env
+from hpcaccel.runtime.distributed.lone_rank import LoneRank
+from hpcaccel.runtime.health.activity import Activity, RankStatus
+from hpcaccel.runtime.health.heartbeat import start_heartbeat
+from hpcaccel.runtime.rank_logger import TRAINING_LOG, configure_training_log
+from hpcaccel.runtime.stop_flag import PendingStop, StopFlag
+from hpcaccel.runtime.training.attempt_timing import AttemptClock
+from hpcaccel.runtime.training.process_exit import ProcessExit
+from hpcaccel.runtime.training.stop_agreement import StopAgreement
+
+if TYPE_CHECKING:
+    from hpcaccel.core.rank_records import Outcome
+    from hpcaccel.core.records import Reason
+    from hpcaccel.core.stop_requests import StopRequest
+    from hpcaccel.runtime.distributed.process_group import RankGroup
+    from hpcaccel.runtime.health.stragglers import OwnTime
+
+__all__ = ["Phase", "StopGate", "stop_gate"]
+
+logger = logging.getLogger(TRAINING_LOG)
+
+Phase = Literal["loading", "training", "evaluating", "saving", "finishing"]
+
+_gate: StopGate | None = None
+
+
+def stop_gate() -> StopGate:
+    """The stop gate of this process; later calls return the same one. Call it on every rank, before the first step.
+
+    Raises:
+        RuntimeMisuse: this process has an Accelerator, whose loop stops by itself; or this is not the main thread and
+            the launcher has not blocked the signals.
+        RankEnvironmentError: the process group cannot be extended.
+    """
+    global _gate
+    if _gate is None or _gate.is_over:
+        session = sys.modules.get("hpcaccel.runtime.training_session")
+        if session is not None and session.TrainingSession.existing() is not None:
+            raise RuntimeMisuse(
+                "stop_gate(): this process has an Accelerator, which already saves and stops at an agreed step. Loop "
+                "over accelerator.epochs() or steps(), or call accelerator.checkpoint() after each step"
+            )
+        _gate = StopGate()
+    return _gate
+
+
+class StopGate:
+    """Agrees with the other ranks on the step at which all of them stop. Created by ``stop_gate``."""
+
+    own_time: OwnTime | None = None
+    stack_counts = True
+
+    def __init__(self) -> None:
+        self.in_time = True
+        """After a stop was requested: whether a save is expected to end before the processes are killed. The estimate
+        is the longest save so far; True if there was none."""
+        self.is_over = False
+        """Whether ``leave`` was called or the program has ended."""
+        self._place = settings.locate(None)
+        self._created = time.time()
+        self._status = RankStatus()
+        self._flag = _install_flag()
+        self._step = 0
+        self._signs_of_life = 0
+        self._request: StopRequest | None = None
+        self._save_began: float | None = None
+        self._start: dict[str, Any] | None = None
+        self._agreement: StopAgreement | None = None
+        self._group: RankGroup | LoneRank
+        self._clock: AttemptClock
+        self._exit: ProcessExit
+        heartbeat = start_heartbeat(self._place.run, self._place.attempt)
+        if heartbeat is not None:
+            heartbeat.source = self
+        if _torch_has_group():
+            self._join()
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def step(self, step: int) -> bool:
+        """Report that a step is over. Collective: every rank calls it equally often, with the same number.
+
+        Args:
+            step: number of the step as the program counts; larger than before.
+
+        Returns:
+            Whether the program must stop now, on all ranks alike: save, then call ``leave``; or leave the loop, if
+            ``should_finish``. Once it is True it stays True.
+
+        Raises:
+            RuntimeMisuse: another rank has left its loop.
+            RankFailed: another rank has failed.
+        """
+        agreement = self._agreement or self._join()
+        if self._status.phase != "training":
+            self._enter(step)
+        self._step = step
+        self._clock.count(step)
+        self._clock.step_is_over(step)
+        if self._request is not None:
+            return True
+        if self._group.control is None:
+            if not self._flag.raised:
+                return False
+        else:
+            decision = agreement.read()
+            if decision is None or not decision.stop:
+                agreement.issue(stop=self._flag.raised, save=False)
+                return False
+        return self._stop()
+
+    def begin(
+        self, step: int = 0, *, checkpoint: str | os.PathLike[str] | None = None, total_steps: int | None = None
+    ) -> None:
+        """Record where the training starts, for ``hpcaccel status`` and the count of lost steps. Optional.
+
+        Args:
+            step: number of steps that the loaded checkpoint contains.
+            checkpoint: the checkpoint; None: the training starts from scratch.
+            total_steps: number of steps of the whole training.
+        """
+        self._start = {
+            "resumed_step": step,
+            "resumed_from": None if checkpoint is None else os.fspath(checkpoint),
+            "total_steps": total_steps,
+        }
+        self._step = step
+        if self._agreement is not None:
+            self._write_start()
+
+    # -- a stop -------------------------------------------------------------------------------------------------------
+
+    @property
+    def should_finish(self) -> bool:
+        """Whether the training is to end for good: leave the loop and keep what the training has reached."""
+        return self._request is not None and self._request.then == "finish"
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why the training must stop, such as ``preempted`` or ``time_limit``; None if it need not."""
+        return None if self._request is None else self._request.reason
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the processes are killed; None if no stop was requested or the time is unknown."""
+        if self._request is None or self._request.deadline is None:
+            return None
+        return max(0.0, self._request.deadline - time.time())
+
+    def leave(self, *, checkpoint: str | os.PathLike[str] | None = None) -> None:
+        """Exit, after ``step`` has returned True. Collective.
+
+        Args:
+            checkpoint: what the program has just saved: a file, a directory or a URL. None: nothing was saved.
+
+        Raises:
+            SystemExit: always: with code 85 if the run continues later from ``checkpoint``, 143 if nothing was saved,
+                and 0 if the training ends for good (``should_finish``).
+            RuntimeMisuse: no stop was requested.
+        """
+        request = self._request
+        if request is None:
+            raise RuntimeMisuse("leave(): no stop was requested. Call it after step() has returned True")
+        if request.then == "finish":
+            raise SystemExit(0)  # ``_at_end`` writes the outcome
+        saved = self._existing(checkpoint)
+        self._save_is_over(counts=saved is not None)
+        logger.info("stopping at step %d (%s): %s", self._step, request.reason, _saved(saved))
+        self._end()
+        self._exit.leave(self._outcome(request.reason, resume=True, checkpoint=saved), saved=saved is not None)
+
+    # -- what the program does ----------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> str:
+        """What the program does: ``starting``, or what it has set. ``step`` sets ``training``.
+
+        The heartbeat reports it, and the hang watchdog allows for it. The time in the phase ``saving`` is measured, and
+        determines how early the ranks are stopped before a time limit.
+        """
+        return self._status.phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        if phase not in get_args(Phase):
+            raise RuntimeMisuse(f"phase={phase!r} is not a phase (allowed: {', '.join(get_args(Phase))})")
+        if self._request is None:
+            if self._status.phase == "saving" != phase:
+                self._save_is_over()
+            if phase == "saving" and self._save_began is None:
+                self._save_began = time.monotonic()
+        self._status.phase = phase
+
+    def sign_of_life(self) -> None:
+        """Report progress between two steps, for the hang watchdog: for example after each batch of an evaluation."""
+        self._signs_of_life += 1
+
+    def activity(self) -> Activity:
+        """For the heartbeat."""
+        exchange = None if self._agreement is None else self._group.exchange
+        return Activity(
+            phase=self._status.phase,
+            step=self._step,
+            first_step=self._status.first_step,
+            batches=self._signs_of_life,
+            waits_in=None if exchange is None else exchange.watchdog.waits_in,
+        )
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _join(self) -> StopAgreement:
+        """Form the group of ranks, and issue the first agreement."""
+        self._group = group = _join_ranks()
+        formed = time.time()
+        run, attempt = self._place.run, self._place.attempt
+        configure_training_log(group.rank)
+        self._clock = AttemptClock(run if group.is_main else None, attempt, begun=self._created, formed=formed)
+        self._exit = ProcessExit(self._place, group, self._at_end, self._flag.ignore_signals)
+        watchdog = None if group.exchange is None else group.exchange.watchdog
+        self._agreement = StopAgreement(group.control, watchdog)
+        if group.control is not None:
+            self._agreement.issue(stop=self._flag.raised, save=False)
+        self._clock.prepared()
+        if self._start is not None:
+            self._write_start()
+        return self._agreement
+
+    def _write_start(self) -> None:
+        assert self._start is not None
+        self._clock.begin(**self._start)
+        self._clock.loaded(self._start["resumed_step"])
+
+    def _enter(self, step: int) -> None:
+        """Called at the first step, and at the first after another phase."""
+        if self._start is None:
+            self._start = {"resumed_step": max(0, step - 1), "resumed_from": None, "total_steps": None}
+            self._write_start()
+        self._save_is_over()
+        self._status.train(step)
+
+    def _stop(self) -> bool:
+        self._request, self.in_time = self._exit.request(save_seconds=self._clock.expected_save_seconds)
+        self._save_began = time.monotonic()
+        self._status.phase = "finishing" if self.should_finish else "saving"
+        return True
+
+    def _save_is_over(self, *, counts: bool = True) -> None:
+        """Record the duration of a save, if one is being made."""
+        began, self._save_began = self._save_began, None
+        if began is not None and counts and self._agreement is not None:
+            self._clock.saved(time.monotonic() - began)
+
+    def _existing(self, checkpoint: str | os.PathLike[str] | None) -> str | None:
+        """The checkpoint's absolute path on all ranks; None if rank 0 does not find it."""
+        found = None if checkpoint is None else os.fspath(checkpoint)
+        if found is not None and "://" not in found:
+            found = str(Path(found).absolute())
+            if self._group.is_main and not os.path.exists(found):
+                logger.error("leave(checkpoint=%r): there is no such file, so nothing counts as saved", found)
+                found = None
+        return self._group.from_main(found, "leave")
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._status.phase = "leaving"
+        self._clock.end()
+
+    def _at_end(self) -> None:
+        """Called at the normal end of the program."""
+        self._end()
+        request = self._request
+        if request is None or request.then == "finish":
+            self._exit.complete(self._outcome("completed", resume=False))
+        else:  # the program has seen the stop and ended by itself: its next start finds out whether it has finished
+            self._exit.complete(self._outcome(request.reason, resume=True))
+
+    def _outcome(self, reason: Reason, *, resume: bool, checkpoint: str | None = None) -> Outcome:
+        from hpcaccel.core.rank_records import Outcome
+
+        return Outcome(reason=reason, step=self._step, checkpoint=checkpoint, resume=resume)
+
+
+def _saved(checkpoint: str | None) -> str:
+    return "nothing was saved" if checkpoint is None else f"saved {checkpoint}"
+
+
+def _install_flag() -> PendingStop | StopFlag:
+    """
+    Raises:
+        RuntimeMisuse: handlers are needed, and this is not the main thread.
+    """
+    if PendingStop.applies():
+        pending = PendingStop()
+        pending.install()
+        return pending
+    flag = StopFlag()
+    if not flag.install():
+        raise RuntimeMisuse("stop_gate(): call it in the main thread, which alone can install signal handlers")
+    return flag
+
+
+def _torch_has_group() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+def _join_ranks() -> RankGroup | LoneRank:
+    """The ranks of torch's default process group; this process alone if there is none or it has one rank.
+
+    Raises:
+        RankEnvironmentError: the groups cannot be formed.
+    """
+    if not _torch_has_group():
+        return LoneRank(int(os.environ.get("RANK", 0)))
+    import torch
+
+    from hpcaccel.runtime.distributed import process_group
+    from hpcaccel.runtime.distributed.world import place_in_scripts_group
+
+    try:
+        env = rank_env.detect()
+    except RankEnvironmentError:  # the program may have formed its group from an address of its own
+        env = rank_env.ALONE
+    env = place_in_scripts_group(env)
+    return LoneRank(env.rank) if env.world_size == 1 else process_group.join(env, torch.device("cpu"))
