@@ -147,7 +147,7 @@ def verify(
 
 
 def _place(token: str) -> Path:
-    """The path ``token`` if it exists; else the checkpoint RUN@STEP, or the directory of checkpoints of RUN."""
+    """The path ``token`` if it exists; else the checkpoint RUN@STEP, or RUN's checkpoint directory."""
     from hpcaccel.submission.runs.checkpoints import find_checkpoint, find_place, is_checkpoint_of_run
 
     path = Path(token).expanduser().absolute()

@@ -108,7 +108,7 @@ def _print_result(result: dict[str, Any]) -> None:
 
 
 def _source(token: str) -> Path:
-    """The path ``token`` if it exists and is not hpcaccel's, else the hpcaccel checkpoint that ``token`` names."""
+    """``token`` as a path if it exists and is no hpcaccel run or checkpoint; else the hpcaccel checkpoint it names."""
     from hpcaccel import checkpoint_files
     from hpcaccel.submission.runs.checkpoints import find_checkpoint
 
@@ -129,7 +129,7 @@ def run_convert(request: dict[str, Any]) -> dict[str, Any]:
         The result printed by ``hpcaccel.checkpoint.formats``.
 
     Raises:
-        UserError: the conversion is impossible; the message has the reason.
+        UserError: the conversion is impossible; the message gives the reason.
         HpcaccelError: the process failed unexpectedly; its error is on stderr.
     """
     from hpcaccel.view.progress import Transfer

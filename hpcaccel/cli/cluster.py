@@ -192,7 +192,7 @@ def _probe(profile: ClusterProfile) -> SiteFacts:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """A row of the list; for an unreadable profile or facts, the error."""
+    """A row of the list, with an error message if the profile or its facts cannot be read."""
     from hpcaccel.spec.cluster.cluster_facts import load_facts
 
     row: dict[str, Any] = {"name": name, "default": False, "where": "", "facts": ""}

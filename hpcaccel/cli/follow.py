@@ -80,7 +80,7 @@ def watch_status(run: AnyRun, show: Callable[[], None]) -> None:
 
 
 def _shown(show: Callable[[], None]) -> tuple[str, str]:
-    """Collect the output of ``show`` on stdout and stderr, so that the last page stays until the next is complete."""
+    """Collect the output of ``show`` on stdout and stderr, so that the old page stays until the next is complete."""
     page, notes = _Page(sys.stdout), _Page(sys.stderr)
     with redirect_stdout(page), redirect_stderr(notes):
         show()

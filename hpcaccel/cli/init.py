@@ -21,7 +21,7 @@ __all__ = ["choose_account", "choose_partition", "init", "starter_spec"]
 
 
 SCHEMA = Path(".hpcaccel") / "job.schema.json"
-"""File of the JSON Schema for editors, beside the spec file."""
+"""Path of the JSON Schema for editors, relative to the spec file's directory."""
 
 
 def init(
@@ -168,7 +168,7 @@ def _line(setting: str, comment: str) -> str:
 
 
 def _partitions(partitions: Sequence[PartitionInfo]) -> str:
-    """``gpu (2 GPUs per node), cpu``."""
+    """The available partitions, such as ``gpu (2 GPUs per node), cpu``."""
     return ", ".join(
         f"{one.name} ({one.gpus_per_node} GPU{'s' * (one.gpus_per_node > 1)} per node)"
         if one.gpus_per_node

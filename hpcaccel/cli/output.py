@@ -38,7 +38,7 @@ def print_json(value: Any) -> None:
 
 
 def print_bytes(*, out: bytes = b"", err: bytes = b"") -> None:
-    """Print the output of a command on a login node, unchanged."""
+    """Print, unchanged, the output of a command that ran on a login node."""
     for stream, text in ((sys.stderr, err), (sys.stdout, out)):
         stream.buffer.write(text)
         stream.flush()
@@ -55,7 +55,7 @@ def note(message: str) -> None:
 
 
 def show_message(label: str, message: str, *, colour: str) -> None:
-    """Print ``<label>: <message>`` on stderr; on a terminal wrapped between words, and in colour without NO_COLOR."""
+    """Print ``<label>: <message>`` on stderr; on a terminal, wrap it, and use colour unless NO_COLOR is set."""
     text = f"{label}: {message}"
     if not sys.stderr.isatty():
         typer.echo(text, err=True)
@@ -72,7 +72,7 @@ def show_message(label: str, message: str, *, colour: str) -> None:
 
 
 def os_error_message(error: OSError) -> str | None:
-    """Message for an error of the operating system that the user can fix; None: a bug, which keeps its traceback."""
+    """Message for an operating system error that the user can fix; None for other errors, which keep their traceback."""
     if error.errno not in _USER_ERRORS:
         return None
     return presentable(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))

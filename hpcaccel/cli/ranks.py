@@ -244,7 +244,7 @@ def _on_a_node(run: Run, node: str | None) -> None:
 
 
 def _name_of(node: str | None, nodes: list[str], run_id: str) -> str | None:
-    """The name of ``node``, a name or an index. For None, the first node, or None if the nodes are not known yet."""
+    """The name of a node given by name or index. For None: the first node, or None if the nodes are not known yet."""
     if node is None:
         return nodes[0] if nodes else None
     if node in nodes:

@@ -43,7 +43,7 @@ NOT_OURS: Mapping[str, str] = {
     "env": "`hpcaccel --version` prints the version, and `hpcaccel cluster show NAME` the facts about a cluster; the "
     "package versions of a run are in its record.json",
 }
-"""Commands of Accelerate, and what to use instead."""
+"""Accelerate commands, and what to use instead."""
 
 
 class WholeSummaries(TyperGroup):

@@ -66,11 +66,11 @@ def one_run(run: AnyRun) -> Run:
     return run
 
 
-# -- completion, once ``hpcaccel --install-completion`` was called ------------------------------------------------
+# -- completion, once ``hpcaccel --install-completion`` has been called -------------------------------------------
 
 
 def complete_run(incomplete: str) -> list[tuple[str, str]]:
-    """Names and ids of runs, names first and the newest first, each with a description."""
+    """Names of runs, then their ids, both newest first, each with a description."""
     return _offered(incomplete, only_sweeps=False)
 
 
@@ -108,7 +108,7 @@ def _offered(incomplete: str, *, only_sweeps: bool) -> list[tuple[str, str]]:
 
 
 def _runs() -> list[tuple[str, str, bool]]:
-    """Id, name and whether it is a sweep, for each run on this machine or submitted from it, newest first."""
+    """Each run on this machine or submitted from it, newest first: id, name, and whether the run is a sweep."""
     from hpcaccel.submission.remote.remote_index import remote_runs
     from hpcaccel.submission.runs.find import known_runs
 

@@ -186,7 +186,7 @@ def _expected_start(spec: JobSpec, profile: ClusterProfile | None) -> float | No
 
 
 def _size(spec: JobSpec) -> str:
-    """``gpt, 2 nodes × 2 ranks``."""
+    """Name and size of a job, such as ``gpt, 2 nodes × 2 ranks``."""
     nodes, ranks = spec.slurm.nodes or "1", spec.ranks_per_node
     beside = "".join(f" + {name} on {one.slurm.nodes}" for name, one in spec.components.items())
     return (

@@ -37,7 +37,7 @@ def refuse_what_slurm_refuses(prepared: PreparedSubmission) -> None:
     """Check a job with ``sbatch --test-only``.
 
     Raises:
-        ClusterError: Slurm would reject the job; the message has Slurm's error.
+        ClusterError: Slurm would reject the job; the message contains Slurm's error.
         UserError: the backend is not Slurm.
     """
     from hpcaccel.submission.clusters.plan import ask_of_script
@@ -55,7 +55,7 @@ def refuse_what_slurm_refuses(prepared: PreparedSubmission) -> None:
 
 
 def show_changes(prepared: PreparedSubmission, *, json: bool) -> dict[str, Any]:
-    """The changes since the last run of the same name, as JSON ({} for a first run); printed unless ``json``."""
+    """The changes since the last run with this name, as JSON ({} for a first run); printed unless ``json``."""
     from hpcaccel.submission.submit.comparison import changes_since_last
 
     found = changes_since_last(prepared)

@@ -126,7 +126,7 @@ def print_continued(sweep: Sweep, queued: list[ContinuedTrial], arrays: WorkerAr
 
 
 def note_outdated(shown: Sequence[Overview | RunRow | SweepOverview]) -> None:
-    """Note that Slurm does not respond, and how old the states shown are."""
+    """If Slurm does not respond, print a note with the age of the states shown."""
     from hpcaccel.core.formatting import ago
 
     old = [run for run in shown if run.note]

@@ -36,11 +36,11 @@ class LoggedSteps:
     last: int
     last_time: float
     counted: bool = False
-    """No line had a step: the lines were numbered."""
+    """Whether no line had a step, so that ``first`` and ``last`` are line numbers."""
 
     @classmethod
     def of(cls, lines: Iterable[Line], *, before: dict[int, LoggedSteps] | None = None) -> dict[int, LoggedSteps]:
-        """Logged steps by attempt. ``before`` holds the result of earlier lines and is updated."""
+        """Logged steps by attempt. ``before`` holds the result for earlier lines and is updated."""
         found = {} if before is None else before
         for line in lines:
             old = found.get(line.attempt)
@@ -165,7 +165,7 @@ def _by_heartbeat(
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
     """Step and time in rank 0's step counter, valid even if the rank was killed right after the step; None if there is
-    no counter, or it was torn by a kill."""
+    no counter, or if a kill left its two copies different."""
     for _ in range(LOOKS):
         try:
             *first, step, when = STEP_COUNTER.unpack(run.step_counter(attempt).read_bytes())

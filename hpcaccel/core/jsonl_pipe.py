@@ -1,4 +1,4 @@
-"""JSON objects over a pipe, one per line: between a sweep worker and its tuner, and a rank and its writer process."""
+"""JSON objects over a pipe, one per line: between a sweep worker and its tuner, or a rank and its writer process."""
 
 from __future__ import annotations
 

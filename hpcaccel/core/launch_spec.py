@@ -99,9 +99,9 @@ class LaunchSpec:
 
     kind: Literal["program", "callable"]
     program: list[str]
-    """Command of a rank; ``{python}`` stands for the ranks' interpreter. Empty for a callable."""
+    """A rank's command; ``{python}`` stands for the ranks' interpreter. Empty for a callable."""
     python: str | None = None
-    """The ranks' interpreter; None: the first one on the node's PATH after modules, conda and venv are loaded."""
+    """The ranks' interpreter; None: the first Python on the node's PATH after modules, conda and venv are loaded."""
     pythonpath: list[str] = field(default_factory=list)
     workdir: str
     backend: Literal["slurm", "local"]
@@ -109,7 +109,7 @@ class LaunchSpec:
     ranks_per_node: int
     stop: Literal["cooperative", "signals"]
     stop_is_default: bool = False
-    """The spec does not set ``stop``, so the submission chose it."""
+    """Whether the submission chose ``stop``, because the spec does not set it."""
     loader_shield: str | None = None
     """A folder for the ranks' PYTHONPATH: it keeps data-loader workers alive when all processes receive SIGTERM."""
     srun: list[str] = field(default_factory=list)
@@ -120,7 +120,7 @@ class LaunchSpec:
     warning_seconds: int | None = None
     """Overrides ``resilience.warning_seconds``."""
     launcher: Literal["srun", "torchrun"] = "srun"
-    """``torchrun``: one srun task per node, which starts the ranks of its node."""
+    """``torchrun``: one srun task per node, which starts its node's ranks."""
     container: LaunchContainer | None = None
     components: list[LaunchComponent] = field(default_factory=list)
     after: list[dict[str, str]] = field(default_factory=list)

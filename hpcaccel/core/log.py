@@ -1,6 +1,6 @@
 """Logging of the batch step: the handler of the logger ``hpcaccel`` and its outputs.
 
-Modules use ``logging.getLogger(__name__)`` and attach no handlers (except the runtime, for the log of a training), so a
+Modules use ``logging.getLogger(__name__)`` and attach no handlers (except the runtime, for the training log), so a
 program that imports hpcaccel configures these loggers like those of any library. The program ``node.pyz`` calls
 ``configure``, which adds one handler to the logger ``hpcaccel``. The handler writes each message
 
@@ -58,9 +58,9 @@ class NodeHandler(logging.Handler):
 
 
 def configure(*, to_stderr: bool = False) -> None:
-    """Configure the loggers ``hpcaccel.*`` of this process as described in this module.
+    """Configure the loggers ``hpcaccel.*`` of this process as described in the module's docstring.
 
-    A level that the program has set on the logger ``hpcaccel`` stays, unless ``HPCACCEL_LOG_LEVEL`` is a level.
+    A level that the program has set on the logger ``hpcaccel`` stays, unless ``HPCACCEL_LOG_LEVEL`` is a valid level.
     Other loggers and their handlers do not change, and messages still propagate to the root logger.
     """
     tree = logging.getLogger(_TREE)
@@ -80,7 +80,7 @@ def configure(*, to_stderr: bool = False) -> None:
 
 
 def set_log_file(path: Path | None) -> None:
-    """Append later messages to ``path`` too, in place of the file set before; None: to no file."""
+    """Also append later messages to ``path``, instead of the previous file; None: to no file."""
     for handler in _handlers():
         handler.file = path
 

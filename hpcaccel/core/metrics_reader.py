@@ -36,7 +36,7 @@ class Line(NamedTuple):
     """Seconds since the epoch."""
     values: dict[str, float]
     counted: bool = False
-    """The line had no step; ``step`` is one more than the largest step before it in the file."""
+    """Whether the line had no step, so that ``step`` is one more than the largest earlier step in the file."""
 
 
 class Logged:
@@ -136,7 +136,7 @@ _KEYS = ("step", "time", "attempt")
 
 @dataclass
 class _Theirs:
-    """State of reading the ``$HPCACCEL_METRICS`` of one attempt."""
+    """Reader state for one attempt's ``$HPCACCEL_METRICS``."""
 
     tail: _Tail
     last_step: int = 0

@@ -10,7 +10,7 @@ __all__ = ["node_name", "process_start", "started_at"]
 
 
 def node_name() -> str:
-    """Slurm's name of this node inside a job; the short host name elsewhere."""
+    """Slurm's name for this node inside a job; the short host name elsewhere."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 

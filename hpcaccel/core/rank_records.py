@@ -54,7 +54,7 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How an attempt's time was spent, on rank 0. Times are seconds since the epoch; None: not reached."""
+    """How an attempt's time was spent, on rank 0. Times are seconds since the epoch, None until reached."""
 
     version: int = 1
     process_started: float | None = None
@@ -110,7 +110,7 @@ class Beat:
     calls: int = 0
     """Number of collectives called through hpcaccel."""
     step_seconds: float | None = None
-    """Seconds per step over the last heartbeats; None until two of them had different steps."""
+    """Seconds per step over the last heartbeats; None until two of them have different steps."""
     waits_in: str | None = None
     """The collective in which the rank has been waiting for other ranks for more than a few seconds, if known."""
     waits: bool = False

@@ -1,6 +1,6 @@
 """Records of a run directory and of a sweep worker's folder, as versioned dataclasses.
 
-A record is stored as a JSON object. Readers ignore unknown keys, so an older release can read files of a newer one;
+A record is stored as a JSON object. Readers ignore unknown keys, so an older release can read a newer one's files;
 missing keys take their defaults.
 """
 
@@ -237,7 +237,7 @@ class WorkerSeen:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTaken:
-    """A line of ``worker.jsonl``: Slurm has begun to take the allocation down.
+    """A line of ``worker.jsonl``: Slurm has begun to terminate the allocation.
 
     Trials save and exit from then on; Slurm's accounting does not count that time (seen with Slurm 22.05).
     """

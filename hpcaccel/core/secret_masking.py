@@ -36,7 +36,7 @@ class Mask:
 
     @classmethod
     def of(cls, run: RunDir, env: Mapping[str, str] = os.environ) -> Mask:
-        """The mask of a run: names from its spec, values from this process's environment."""
+        """A run's mask: names from its spec, values from this process's environment."""
         spec = (read_json(run.spec) or {}).get("spec", {})
         names = (spec.get("environment") or {}).get("secrets") or []
         return cls(env[name] for name in names if name in env)

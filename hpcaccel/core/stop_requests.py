@@ -1,8 +1,8 @@
 """Requests in the run directory's ``control/``: to stop, and to dump stacks.
 
-They are files, written by commands and by a sweep for its trials. The supervisor polls the folder and renames a file
-once its request is honoured. The folder is always listed, and single names are never looked up: NFS may cache for a
-while that a name does not exist.
+Requests are files, written by commands and by a sweep for its trials. The supervisor polls the folder and renames a
+file once its request is honoured. The folder is always listed, and single names are never looked up, because NFS
+clients may cache a name's absence for a while.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 _HONOURED = "honoured-"
 """Prefix that is added to the file name of an honoured request."""
 _USERS = "stop-"
-"""File name prefix of a request from a user or from a sweep's tuner."""
+"""File name prefix of a request from a user or a sweep's tuner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def open_requests(run: RunDir, *, of_users: bool = False) -> list[tuple[str, Sto
     """Requests to stop that have not been honoured yet, with their file names, oldest first.
 
     Args:
-        of_users: without the requests of a sweep worker to its trials.
+        of_users: leave out a sweep worker's requests to its trials.
     """
     found = []
     for name in sorted(_names(run)):

@@ -99,7 +99,7 @@ class WorkerDir(RunDir):
 
     @property
     def account(self) -> Path:
-        """The allocations of this worker, a line for each event (``records.WorkerStart`` …); written by the worker."""
+        """This worker's allocations, one line per event (``records.WorkerStart`` …); written by the worker."""
         return self.path / "worker.jsonl"
 
     @property

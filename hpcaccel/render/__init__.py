@@ -34,11 +34,11 @@ def render(
 
     Args:
         run_dir: the run directory; for an array, the directory that contains ``tasks``. It must exist when the job
-            starts, and so must each ``tasks/<i>`` of an array: Slurm may not create the directory of a log.
+            starts, and so must each ``tasks/<i>`` of an array: Slurm might not create a log file's directory.
         python: absolute path of the interpreter that runs the supervisor.
         profile: the cluster's profile, for its variables, excluded nodes and templates.
         array_size: number of tasks; None for a single job.
-        header: the entries of the comment at the top (hash, commit, version), in this order.
+        header: the entries of the comment at the top (hash, commit, version), in the mapping's order.
         workdir: working directory of the ranks if the spec sets none; by default the current directory.
         template: a template file, or a directory of templates, to use instead of the profile's.
 

@@ -1,6 +1,6 @@
 """The variables of the batch script template, and quoting that preserves each value byte for byte.
 
-Values that cannot be quoted are rejected: a line break would start a new line of the script, a NUL would end the value.
+Values that cannot be quoted are rejected: a line break would start a new script line, and a NUL would end the value.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def template_names(
     backend: str,
     header: Mapping[str, object],
 ) -> dict[str, Any]:
-    """All variables of a template, by name.
+    """All template variables, by name.
 
     Raises:
-        SpecError: the name of an environment variable, or the path of the run directory, is not allowed.
+        SpecError: an environment variable's name or the run directory's path is not allowed.
     """
     slurm = backend == "slurm"
     environment = spec.environment
@@ -99,7 +99,7 @@ def _directives(
 
 
 def _components(spec: JobSpec, left_out: Sequence[str]) -> list[list[tuple[str, str | None]]]:
-    """For each component of a heterogeneous job but the first: the options that Slurm does not copy from the first."""
+    """For each component of a heterogeneous job except the first: options that Slurm does not copy from the first."""
     kept = {"time", "time-min", *(name.replace("_", "-") for name in ComponentSlurmSection.model_fields)}
     jobs_own = {name.replace("_", "-") for name in SlurmSection.model_fields} - kept
     found = []
@@ -167,7 +167,7 @@ def directive(value: object) -> str:
     """Quote the value of an option on an ``#SBATCH`` line.
 
     sbatch splits these lines into words itself: quotes preserve blanks and ``#``, a backslash escapes the next
-    character, also inside quotes of either kind, and nothing is expanded (tried on 22.05).
+    character, even inside quotes of either kind, and nothing is expanded (tested with Slurm 22.05).
     """
     text = checked(value)
     if _PLAIN.fullmatch(text):

@@ -116,7 +116,7 @@ class _Renamed(jinja2.BaseLoader):
 
 
 def _place(error: BaseException, own: Path | None) -> str:
-    """File and line of the innermost template in a traceback; only the file if no template is in it."""
+    """File and line of the innermost template in a traceback; only the main template's file if there is none."""
     place = str(own or NAME)
     trace = error.__traceback__
     while trace is not None:

@@ -25,15 +25,15 @@ __all__ = ["Accelerator"]
 class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, SaveMixin):
     """Runs a training loop on many GPUs, with checkpoints, stops and exact resumes.
 
-    Arguments override the spec of the run, which overrides the defaults. A second Accelerator in the same process
+    Arguments override the run's spec, which overrides the defaults. A second Accelerator in the same process
     shares the ranks, device, precision, strategy and prepared objects of the first, until ``end_training`` or
-    ``destroy_process_group``; the configuration of its loaders, its gradient accumulation, and its settings for
-    autocast, DDP, profiling and compilation are separate. After the end, ``prepare`` starts a new training with the
-    same settings.
+    ``destroy_process_group``. After either call, ``prepare`` starts a new training with the same settings. Each
+    Accelerator has its own loader configuration, gradient accumulation, and settings for autocast, DDP, profiling and
+    compilation.
 
     Args:
         device_placement: whether ``prepare`` moves models and batches to the device.
-        split_batches: the batch size of a loader is that of all ranks together; each rank gets a part.
+        split_batches: a loader's batch size is the total over all ranks; each rank gets a part of every batch.
         mixed_precision: ``no``, ``fp16``, ``bf16`` or, if the hardware supports it, ``fp8``.
         gradient_accumulation_steps: micro-batches per optimizer step.
         cpu: do not use GPUs.
@@ -42,7 +42,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         torch_tp_plugin: a ``TorchTensorParallelPlugin``.
         rng_types: random generators that are set to rank 0's state at the start of each epoch of a prepared loader.
         log_with: trackers, by name or as objects; they do nothing before ``init_trackers``.
-        project_dir: directory of trackers that write files and, without a run directory, of checkpoints and metrics.
+        project_dir: directory for trackers that write files and, without a run directory, for checkpoints and metrics.
         project_config: a ``ProjectConfiguration``.
         gradient_accumulation_plugin: a ``GradientAccumulationPlugin``.
         step_scheduler_with_optimizer: False: prepared schedulers step at every call, not only with the optimizer.
@@ -59,7 +59,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
             False, or with ``split_batches``: once.
         fp32_outputs: convert outputs of prepared models to fp32, so that losses are computed in fp32.
         tp_plan: tensor-parallel style by module name.
-        debug: compare shapes between ranks before every collective of hpcaccel, with GPU tensors too.
+        debug: compare shapes between ranks before every hpcaccel collective, including those of GPU tensors.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks, or the ranks do not find each other.

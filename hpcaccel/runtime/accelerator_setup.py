@@ -1,7 +1,7 @@
 """``Setup``: settings, handlers and gradient accumulation of one Accelerator, and its session.
 
-All Accelerators of a process share ranks, device, precision and strategy. The configuration of loaders, gradient
-accumulation and arguments of torch's wrappers belong to one Accelerator."""
+All Accelerators of a process share ranks, device, precision and strategy. Each has its own loader configuration,
+gradient accumulation and arguments for torch's wrappers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Setup:
     handlers: SimpleNamespace
     accumulation: Accumulation
     session: TrainingSession
-    """The session that all Accelerators of this process share. An attribute, because each step reads it twice."""
+    """The session that all Accelerators of this process share. Not a property, because each step reads it twice."""
 
     def __init__(
         self, handlers: SimpleNamespace, given: dict[str, Any], *, cpu: bool, project_dir: str | os.PathLike[str] | None
@@ -100,7 +100,7 @@ class Setup:
         return {"arguments": self._arguments}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy, which joins the ranks only at its first use: it may be in a worker, which is not a rank."""
+        """Restore a copy. It joins the ranks only when first used: it may be in a worker, which is not a rank."""
         self._arguments = state["arguments"]
 
     def __getattr__(self, name: str) -> Any:
@@ -131,8 +131,8 @@ class Setup:
 
 
 def _merged(shared: SimpleNamespace, given: SimpleNamespace) -> SimpleNamespace:
-    """The handlers of one Accelerator: shared handlers from the session, other handlers as given. It may have an FSDP
-    plugin of its own.
+    """The handlers of one Accelerator: shared handlers from the session, other handlers as given. The Accelerator may
+    have its own FSDP plugin.
 
     Raises:
         RuntimeMisuse: a shared handler for fp8, fp16 scaling or parallelism differs from the session's.

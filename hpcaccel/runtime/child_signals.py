@@ -2,15 +2,15 @@
 
 Slurm sends the SIGTERM of a preemption to every process of a step. The rank then finishes its step and saves, and needs
 its children for that: workers of loaders, pools, simulators. But ``terminate()`` sends SIGTERM too, and so does Python
-at the end of a program, to the remaining daemonic children, before it waits for them without a limit. A child must
-ignore Slurm's SIGTERM and obey that of ``terminate()``. A Python handler does not get the sender of a signal, so
+at the end of a program, to the remaining daemonic children, before it waits for them indefinitely. A child must
+ignore Slurm's SIGTERM and obey that of ``terminate()``. A Python handler cannot find out who sent a signal, so
 ``terminate()`` first marks the child's pid in shared memory. A child that has just been forked would lose the signal,
 because Python drops signals until it has set up the child. Therefore ``terminate()`` sends SIGKILL to a child that has
 not marked itself as ready in this memory.
 
 A handler in Python runs between two bytecodes. A signal that arrives after the last bytecode before a blocking system
-call (such as the lock of a pool's queue) is handled only when that call returns. So while a process waits for a
-terminated child, it interrupts the child's system calls with a signal that does nothing, until the child has ended.
+call (such as the lock of a pool's queue) is handled only when that call returns. So a process that waits for a child
+after ``terminate()`` interrupts the child's system calls with a signal that does nothing, until the child has ended.
 
 Children without this memory (``spawn``, ``forkserver``) have Python's default handling of SIGTERM. If they ignore
 SIGTERM or block it (inherited from the shim, or from the start of a loader's workers), they get SIGKILL instead.
@@ -54,7 +54,7 @@ class _Shield:
         """A byte per pid: ``_READY`` once a child is set up, ``_TERMINATED`` after a later ``terminate``. Untouched
         pages take no memory."""
         self.earlier = {child.pid for child in multiprocessing.active_children()}
-        """Pids of children that were started before and do not use this state."""
+        """Pids of children that were started before this state was created, and do not use it."""
 
 
 _shield: _Shield | None = None
@@ -87,7 +87,8 @@ def shield_children(handler: Callable[..., Any] | None) -> None:
 
 
 def _restore_defaults() -> None:
-    """Restore the signals' defaults in a forked process, unless a prepared loader or the script has blocked them."""
+    """Restore the default handling of ``SIGNALS`` in a forked process. Signals blocked by a prepared loader or by the
+    script are left as they are."""
     global _born_with_defaults
     blocked = set(SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if blocked and _shield is not None:
@@ -106,13 +107,13 @@ os.register_at_fork(after_in_child=_restore_defaults)
 
 
 def _set_up_child(shield: _Shield) -> None:
-    """Set up a child of ``multiprocessing``, before it runs code of the script."""
+    """Set up a child of ``multiprocessing``, before it runs the script's code."""
     if _born_with_defaults == os.getpid():
         _install_handlers()
         workers: Any = sys.modules.get("torch.utils.data._utils.signal_handling")
         if workers is not None:
-            # A worker of a loader that was not prepared would next install torch's handler, which would end it at the
-            # scheduler's SIGTERM.
+            # A worker of a loader that was not prepared would next install torch's handler, which would end the worker
+            # when Slurm sends SIGTERM.
             workers._set_worker_signal_handlers = _then_install_handlers(workers._set_worker_signal_handlers)
     signal.signal(_INTERRUPT, _do_nothing)
     shield.marks[os.getpid()] = _READY
@@ -171,7 +172,7 @@ def _poll_and_forget(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | N
 
 
 def _wait_reliably(popen: popen_fork.Popen, timeout: float | None = None) -> int | None:
-    """Replaces ``Popen.wait``: also interrupt a terminated child that is blocked in a system call."""
+    """Replaces ``Popen.wait``: after ``terminate``, also interrupt a child that is blocked in a system call."""
     if popen.returncode is not None or _shield is None or _shield.marks[popen.pid] != _TERMINATED:
         return _wait(popen, timeout)
     give_up = None if timeout is None else time.monotonic() + timeout
@@ -198,7 +199,7 @@ def _has_signal(pid: int, number: int, *masks: str) -> bool:
 
 
 def _end_children() -> None:
-    """End daemonic children at the end of the program, before Python waits for them without a limit."""
+    """End daemonic children at the end of the program, before Python waits for them indefinitely."""
     if threading.current_thread() is threading.main_thread():
         # torch's handler would raise an error for each worker that a signal ends.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

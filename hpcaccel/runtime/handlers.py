@@ -1,4 +1,4 @@
-"""Objects for ``Accelerator(...)``: handlers with options of torch's own classes, and plugins.
+"""Objects for ``Accelerator(...)``: handlers with options for torch's own classes, and plugins.
 
 Fields that also exist in Accelerate 1.15 have the same names; some defaults differ.
 """
@@ -90,8 +90,8 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """Options of ``torch.distributed.init_process_group``. A ``timeout`` of None means
-    ``runtime.timeout_seconds`` of the spec (default: 30 minutes)."""
+    """Options of ``torch.distributed.init_process_group``. A ``timeout`` of None means the spec's
+    ``runtime.timeout_seconds`` (default: 30 minutes)."""
 
     backend: str | None = None
     init_method: str | None = None
@@ -187,7 +187,7 @@ class ProjectConfiguration:
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """Options of gradient accumulation. With FSDP ``sync_each_batch`` saves memory at the cost of communication."""
+    """Options of gradient accumulation. With FSDP, ``sync_each_batch`` saves memory at the cost of communication."""
 
     num_steps: int = 1
     adjust_scheduler: bool = True
@@ -197,9 +197,9 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class FullyShardedDataParallelPlugin:
-    """FSDP2 settings with Accelerate's field names. Fields that only FSDP1 has have no effect, and a warning lists
-    those that are set; ``fsdp_version``, ``cpu_ram_efficient_loading`` and the state-dict fields have none, either.
-    Outside of a run, an Accelerator fills in fields that are None from ``FSDP_*`` variables."""
+    """FSDP2 settings with Accelerate's field names. FSDP1-only fields have no effect, and a warning lists those
+    that are set. ``fsdp_version``, ``cpu_ram_efficient_loading`` and the state-dict fields have no effect, either.
+    Outside a run, an Accelerator fills in fields that are None from ``FSDP_*`` variables."""
 
     fsdp_version: int | None = None
     sharding_strategy: Any = None
@@ -256,9 +256,9 @@ class TorchDynamoPlugin(KwargsHandler):
 class ParallelismConfig:
     """The mesh of ranks: number of replicas, shards per replica, and tensor-parallel ranks.
 
-    Sizes that are None come from the settings and other plugins. Otherwise the data-parallel sizes follow from the
-    number of ranks (with FSDP as many shards as possible, else replicas only), and the others are 1. Fields that are
-    not sizes have no effect.
+    Sizes that are None come from the settings and other plugins. If those do not set them, the data-parallel sizes
+    follow from the number of ranks (with FSDP as many shards as possible, else replicas only), and the others are 1.
+    Fields that are not sizes have no effect.
 
     Raises:
         RuntimeMisuse: a size is below 1, or context or sequence parallelism is requested, which is not supported.

@@ -1,4 +1,4 @@
-"""Environment variables: settings of programs started without hpcaccel, and functions that read and set variables.
+"""Environment variables: settings for programs started without hpcaccel, and functions that read and set variables.
 
 Programs started by torchrun, srun or ``accelerate launch`` take settings from ``HPCACCEL_*`` variables and from the
 variables of ``accelerate launch``. In a run these settings come from the spec.
@@ -111,7 +111,7 @@ _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_
 
 
 def _sharding(name: str, environ: Mapping[str, str]) -> str:
-    """The name of the sharding strategy, which is given by name or by number (from 1)."""
+    """The sharding strategy's name; the variable contains the name or the number (from 1)."""
     text = environ[name].strip()
     if text.isdigit() and 0 < int(text) <= len(_SHARDING):
         return _SHARDING[int(text) - 1]
@@ -119,7 +119,7 @@ def _sharding(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _resharding(name: str, environ: Mapping[str, str]) -> bool | str:
-    """A flag, or a sharding strategy: launchers of FSDP1 set its name here."""
+    """A boolean, or a sharding strategy, which FSDP1 launchers put in this variable."""
     word = environ[name].strip().lower()
     return _flag(name, environ) if word in TRUE + FALSE and not word.isdigit() else _sharding(name, environ)
 
@@ -150,8 +150,8 @@ _FIELDS: dict[str, tuple[str, Callable[[str, Mapping[str, str]], Any]]] = {
     "CPU_RAM_EFFICIENT_LOADING": ("cpu_ram_efficient_loading", _flag),
     "STATE_DICT_TYPE": ("state_dict_type", _text),
 }
-"""By variable name after ``FSDP_``: the plugin's field, and the function that reads it. Fields of FSDP1 have no effect,
-as in the plugin."""
+"""By variable name after ``FSDP_``: the plugin's field, and the function that parses the value. FSDP1 fields have no
+effect, as in the plugin."""
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:

@@ -1,8 +1,8 @@
-"""Launchers of ranks from within a program: a notebook, or a test. Processes are forked, so the function may be defined
+"""Start ranks from within a program: a notebook, or a test. Processes are forked, so the function may be defined
 in a notebook cell or be a closure, and modules are not imported again.
 
-Two things do not survive a fork: a GPU context of this process, which is refused, and OpenMP's threads, so each rank
-computes with one thread by default.
+Two things do not survive a fork: this process's GPU context, so ``notebook_launcher`` refuses a process that has used
+a GPU; and OpenMP's threads, so each rank computes with one thread by default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hpcaccel.runtime.launch_env import patch_environment
 __all__ = ["debug_launcher", "notebook_launcher"]
 
 STORE_SECONDS = 300.0
-"""Timeout of the ranks' store of ``debug_launcher``."""
+"""Timeout of the store through which the ranks of ``debug_launcher`` connect."""
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
@@ -102,13 +102,13 @@ def notebook_launcher(
 
     Args:
         num_processes: number of ranks on this node; default: the number of GPUs, or one.
-        mixed_precision: default of ``Accelerator()`` in the ranks.
+        mixed_precision: default for ``Accelerator()`` in the ranks.
         use_port, master_addr: address of the rendezvous; port 0 on a single node: a free port.
         rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id, max_restarts, monitor_interval, log_line_prefix_template: as
             torchrun's options.
 
     Raises:
-        RunFailed: one of several ranks failed; the message has the traceback of the first one.
+        RunFailed: one of several ranks failed; the message has the traceback of the first rank to fail.
         RuntimeMisuse: an argument is not allowed; or there are several ranks, and this process has used a GPU, or
             already has an Accelerator or a process group.
     """
@@ -181,7 +181,7 @@ def _callstack(error_file: Mapping[str, Any] | None) -> str:
 
 
 def _run_as_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Call the function in the rank, then end its session: a forked process does not run ``atexit`` handlers."""
+    """Call the function in this rank, then end its session: a forked process does not run ``atexit`` handlers."""
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     function(*args)
@@ -242,7 +242,7 @@ _LAUNCHERS = (
 
 @contextmanager
 def _fork_allowed() -> Iterator[None]:
-    """Silence the warning of Python 3.12 and newer about a fork with threads, which torch starts."""
+    """Silence the warning of Python 3.12 and newer about forking with several threads: torch starts threads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
         yield

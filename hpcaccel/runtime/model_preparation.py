@@ -30,8 +30,8 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
         evaluation_mode: the model is not trained: neither wrap it in DDP nor shard it.
 
     Raises:
-        RuntimeMisuse: ``model`` is the original of a prepared model; it is on the meta device and is not sharded; or it
-            is refused by ``_refuse``.
+        RuntimeMisuse: ``model`` is the original of a prepared model; it is on the meta device and would not be sharded;
+            or ``_refuse`` refuses it.
     """
     session = setup.session
     if session.registry.has(model):
@@ -107,7 +107,7 @@ def _is_of_another_group(session: TrainingSession, model: nn.Module) -> bool:
 
 
 def _can_shard_again(session: TrainingSession, model: nn.Module) -> bool:
-    """Whether this training can use the shards of the earlier one."""
+    """Whether this training can use an earlier training's shards."""
     _, layout = getattr(model, SHARDED_IN)
     return bool(session.settings.strategy == "fsdp" and layout == session.layout and layout.tensor == 1)
 
@@ -153,7 +153,7 @@ def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode:
     """Shard the model, or move it to the device and wrap it in DDP.
 
     Raises:
-        RuntimeMisuse: the model is on the meta device and is not sharded.
+        RuntimeMisuse: the model is on the meta device and would not be sharded.
     """
     layout, group = setup.session.layout, setup.session.group
     if group.exchange is not None and not evaluation_mode:
@@ -174,7 +174,7 @@ def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode:
 
 
 def _shard(setup: Setup, model: nn.Module) -> None:
-    """Apply tensor parallel, then FSDP2, and record the sharded parameter of each original parameter in the session."""
+    """Apply tensor parallel, then FSDP2, and record in the session the sharded parameter of each original parameter."""
     from hpcaccel.runtime.distributed.device_mesh import data_mesh, tensor_mesh
     from hpcaccel.runtime.parallel import fsdp, tensor_parallel
     from hpcaccel.runtime.parallel.fsdp_choices import choose

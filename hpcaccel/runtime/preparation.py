@@ -1,4 +1,4 @@
-"""``prepare``: models, optimizers, loaders and schedulers of the script, prepared for the group of ranks."""
+"""``prepare``: prepares the script's models, optimizers, loaders and schedulers for the group of ranks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[
     follow the optimizers.
 
     Args:
-        device_placement: for each object: whether it (of a loader: its batches) is moved to this rank's device.
+        device_placement: for each object, whether it (for a loader: its batches) is moved to this rank's device.
 
     Returns:
         The prepared objects, in the order of ``objects``.
 
     Raises:
-        RuntimeMisuse: ``device_placement`` has another length; an object is the original of a prepared one; an
-            optimizer has no parameter of a prepared model.
+        RuntimeMisuse: ``device_placement`` and ``objects`` differ in length; an object is the original of a prepared
+            one; an optimizer has no parameter of a prepared model.
     """
     places = _places(setup, objects, device_placement)
     ready: dict[int, Any] = {}

@@ -1,10 +1,10 @@
-"""Logging and progress bars by rank: ``get_logger``, ``tqdm``, and the log of the training.
+"""Logging and progress bars by rank: ``get_logger``, ``tqdm``, and the training's log.
 
-Loggers of ``get_logger`` work from the first line of a script: before the process group exists, the rank comes from the
-launcher's variables. (Accelerate's logger raises until its state exists.)
+Loggers from ``get_logger`` work from the first line of a script: before the process group exists, the rank comes from
+the launcher's variables. (Accelerate's logger raises until its state exists.)
 
 The training logs to ``logging.getLogger("hpcaccel.training")``: resumes, checkpoints, stops. By default each line is
-``hpcaccel: <message>``, on standard output of rank 0; errors go to standard error of any rank. A program that attaches
+``hpcaccel: <message>``, on rank 0's standard output; errors go to standard error, on any rank. A program that attaches
 handlers to ``hpcaccel`` or ``hpcaccel.training`` before ``Accelerator()`` replaces this output. Records have the
 attribute ``rank``. ``HPCACCEL_LOG_LEVEL`` or the program sets the level (default: INFO).
 """
@@ -65,7 +65,7 @@ def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAda
 
 
 class MultiProcessAdapter(Adapter):
-    """A logger whose methods take two more keywords: ``main_process_only`` (True) and ``in_order`` (False).
+    """A logger whose methods take two more keywords, with defaults: ``main_process_only=True``, ``in_order=False``.
 
     Lines that several ranks may log begin with ``[rank 3]``. With ``in_order=True`` all ranks must call, including
     those whose level hides the message. They log one after the other and return together, at the cost of a barrier per
@@ -178,7 +178,7 @@ class _RankFilter(logging.Filter):
 
 
 def configure_training_log(rank: int) -> None:
-    """Set up the log of the training in this process, as the module's docstring describes. Called by each session."""
+    """Set up the training's log in this process, as the module's docstring describes. Called by each session."""
     package, logger = logging.getLogger("hpcaccel"), logging.getLogger(TRAINING_LOG)
     for earlier in [one for one in logger.filters if isinstance(one, _RankFilter)]:
         logger.removeFilter(earlier)

@@ -20,7 +20,7 @@ __all__ = ["load_state", "numbered", "refuse_unknown", "save_state"]
 
 KIND_SAVE, KIND_LOAD = "save_state()", "load_state()"
 _HARMLESS = {"map_location", "weights_only"}
-"""Keywords of Accelerate that are accepted and have no effect."""
+"""Accelerate's keywords that are accepted and have no effect."""
 
 
 def numbered(session: TrainingSession, configuration: Any) -> NumberedCheckpoints | None:
@@ -64,8 +64,8 @@ def save_state(session: TrainingSession, directory: Path | None, numbers: Number
     Raises:
         RuntimeMisuse: there is no directory; rank 0 did not call; the model is sharded, and some ranks did not call
             within the control timeout.
-        CheckpointError: on all ranks that called, if saving failed on any, or the numbered checkpoint exists (if rank 0
-            saves alone, it raises RuntimeMisuse instead).
+        CheckpointError: on all ranks that called, if saving failed on any, or if the numbered checkpoint already exists
+            (in that case, rank 0 raises RuntimeMisuse if it saves alone).
     """
     settings, loop = session.settings, session.loop
     place = directory if numbers is None else numbers.next
@@ -168,7 +168,7 @@ def load_state(
 
     Args:
         directory: a checkpoint, or a directory of checkpoints, of which the newest undamaged one is used; None: the
-            newest checkpoint of the run and the numbered checkpoints.
+            newest among the run's checkpoints and the numbered checkpoints.
 
     Raises:
         RuntimeMisuse: there is nothing to load; or some ranks did not call within the control timeout.

@@ -27,10 +27,10 @@ POLL_SECONDS = 1.0
 
 
 def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
-    """Log values to the run's metrics on rank 0; on other ranks it does nothing.
+    """Log values to the run's metrics on rank 0; do nothing on other ranks.
 
-    Outside a run, a program without an Accelerator writes values to the file ``$HPCACCEL_METRICS``; if it is not set,
-    they are discarded, with one warning.
+    Outside a run, a program without an Accelerator writes values to the file ``$HPCACCEL_METRICS``; if this variable
+    is not set, the values are discarded, with one warning.
 
     Args:
         values: numbers, texts, arrays and tensors of one element, dicts of these.
@@ -59,8 +59,8 @@ def should_stop() -> bool:
     """Whether this program should end for good now: its trial was pruned, or a user has requested that the run finish
     or be cancelled.
 
-    Without an Accelerator the run directory is read, at most once a second. With several ranks, call it on one rank and
-    broadcast the result: ranks read at different times.
+    Without an Accelerator the run directory is read, at most once a second. With several ranks, call this on one rank
+    and broadcast the result: ranks read at different times.
     """
     session = _session()
     return _stop_poll.read() if session is None else bool(session.loop.should_stop())
@@ -149,7 +149,7 @@ def _is_stop_requested() -> bool:
         return False
     path = place.run.stop(place.attempt)
     try:
-        if path.name not in os.listdir(path.parent):  # NFS caches for a while that a file did not exist
+        if path.name not in os.listdir(path.parent):  # NFS caches the absence of a file for a while
             return False
     except FileNotFoundError:
         return False

@@ -1,6 +1,6 @@
 """Settings of this process, and where it writes.
 
-Arguments of ``Accelerator(...)`` override the run directory's ``spec.json`` (outside of a run: environment variables),
+Arguments of ``Accelerator(...)`` override the run directory's ``spec.json`` (outside a run: environment variables),
 which overrides the defaults below.
 """
 
@@ -68,7 +68,7 @@ class Settings:
     timeout_seconds: float = 1800.0
     """Timeout of the script's collectives and of gradient communication."""
     control_timeout_seconds: float = 60.0
-    """How long ranks wait for each other in saves and loads, and after one has run out of memory."""
+    """How long ranks wait for each other in saves and loads, and after a rank has run out of memory."""
     save_wait_seconds: float = 5.0
     """Maximum time that rank 0 waits in ``save_state`` for the other ranks if the model is not sharded."""
     every_steps: int | None = None
@@ -138,7 +138,7 @@ def locate(project_dir: str | os.PathLike[str] | None, environ: Mapping[str, str
 
 
 def load(place: OutputLocation, **given: Any) -> Settings:
-    """Settings of this process. Values of ``given`` override them unless they are None.
+    """Settings of this process. Values in ``given`` that are not None override all others.
 
     Raises:
         RuntimeMisuse: a value is not allowed.
@@ -171,8 +171,8 @@ def _from_spec(document: Mapping[str, Any], launch: LaunchSpec | None) -> Settin
     spec = document.get("spec", {})
     sections = {**spec.get("checkpoint", {}), **spec.get("runtime", {})}
     values = {key: value for key, value in sections.items() if key in {field.name for field in fields(Settings)}}
-    # If the spec leaves ``stop`` open, the submission has chosen it: "signals" for a command, and for a script in which
-    # it found no Accelerator. If the script does have one, it handles SIGTERM like any other script.
+    # If the spec leaves ``stop`` open, ``hpcaccel submit`` has chosen it: "signals" for a command, and for a script in
+    # which it found no Accelerator. A script that does have one stops like any other script with an Accelerator.
     given = None if launch is None or _was_not_found(document, launch) else launch.stop
     values["stop"] = given or values.get("stop") or "cooperative"
     fsdp = sections.get("fsdp") or {}

@@ -55,7 +55,7 @@ class StopFlag:
 
 
 class PendingStop:
-    """Takes the place of ``StopFlag`` where both signals stay blocked, as hpcaccel's launcher has set them.
+    """Takes the place of ``StopFlag`` where both signals stay blocked, as hpcaccel's launcher left them.
 
     A signal then stays pending, and ``raised`` tests for it. Child processes inherit the mask, so they ignore both
     signals however they were started (fork, spawn, forkserver), and whichever handlers they install.
@@ -70,13 +70,13 @@ class PendingStop:
         return not signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint(SIGNALS)
 
     def install(self) -> None:
-        """Keep both signals blocked, and make ``terminate()`` of child processes use SIGKILL."""
+        """Keep both signals blocked, and make ``terminate()`` use SIGKILL on child processes."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         # Until Python 3.12 the first ``spawn`` unblocks these signals in the process that starts the tracker.
         tracked: Any = resource_tracker
         tracked._IGNORED_SIGNALS = tuple(set(tracked._IGNORED_SIGNALS) - set(SIGNALS))
         if threading.current_thread() is threading.main_thread():
-            # For a thread that has unblocked them: the default handling would end the process.
+            # In case a thread has unblocked them: the default handling would end the process.
             for number in SIGNALS:
                 if signal.getsignal(number) == signal.SIG_DFL:
                     signal.signal(number, self._raise)
@@ -89,7 +89,7 @@ class PendingStop:
         return self._raised or (bool(pending) and not pending.isdisjoint(SIGNALS))
 
     def ignore_signals(self) -> None:
-        """Both signals are blocked until the process ends."""
+        """Do nothing: both signals stay blocked until the process ends."""
 
     def _raise(self, number: int, frame: object) -> None:
         self._raised = True

@@ -42,7 +42,7 @@ _current: TrainingSession | None = None
 
 
 class PrepareRegistry:
-    """The prepared objects of one session, with the originals of the script, so that no object is prepared twice."""
+    """The prepared objects of one session, with the script's originals, so that no object is prepared twice."""
 
     def __init__(self) -> None:
         self._prepared: dict[int, Any] = {}
@@ -80,12 +80,12 @@ class PrepareRegistry:
 
 
 class TrainingSession:
-    """A training of this process, from the first ``Accelerator()`` to ``end_training()``.
+    """This process's training, from the first ``Accelerator()`` to ``end_training()``.
 
     Args:
         cpu: do not use GPUs.
         handlers: kwargs handlers and plugins by name, None if not given: see ``configuration``.
-        given: settings of the script by name.
+        given: the script's settings by name.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks.
@@ -127,7 +127,7 @@ class TrainingSession:
         self.prepared = PreparedObjects(scaler=self.scaler, mesh=layout)
         self.optimizers: list[PreparedOptimizer] = []
         self.owners: Any = WeakIdKeyDictionary()
-        """For each prepared model, the accumulation of the Accelerator that has prepared it."""
+        """For each prepared model, the accumulation of the Accelerator that prepared it."""
         self.sharded = ShardedModels()
         self.shards = WeakIdKeyDictionary()
         """For each original parameter, its sharded parameter."""
@@ -190,7 +190,7 @@ class TrainingSession:
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """The mesh of ranks. All ranks must read it together for the first time."""
+        """The mesh of ranks. The first read is a collective call of all ranks."""
         self.world.form_group_of_one()
         # With tensor parallel, replicas are made by FSDP2 with one rank per shard: DDP does not support DTensors.
         sharded = self.settings.strategy == "fsdp" or self.layout.tensor > 1

@@ -71,20 +71,20 @@ FEWEST = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Importances:
-    """Share of each parameter in the differences between trials, largest first; empty if too few
-    trials have a value, or if all have the same."""
+    """Each parameter's share of the differences between trials, largest first; empty if too few
+    trials have a value, or if all values are equal."""
 
     shares: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None
-    """The step at which the trials were compared; None: at their end."""
+    """The step at which the trials were compared; None if they were compared at their end."""
 
 
 def importances(sweep: SweepDir, trials: Sequence[TrialRecord], rungs: Sequence[Rung]) -> Importances:
-    """The importance of each parameter. It is computed from the values of trials at their end or, if most of them were
-    pruned, at the last rung that half of them reached.
+    """The importance of each parameter, computed from the trials' final values or, if most trials were pruned, from
+    their values at the last rung that at least half of them reached.
 
-    The method is Optuna's PED-ANOVA (Watanabe et al., "PED-ANOVA", IJCAI 2023), which needs no other package. Of
-    several metrics, the first one is used.
+    The method is Optuna's PED-ANOVA (Watanabe et al., "PED-ANOVA", IJCAI 2023), which needs no package besides Optuna.
+    With several metrics, the first one is used.
     """
     begun = [trial for trial in trials if trial.state in ("complete", "pruned")]
     step = None

@@ -67,7 +67,7 @@ def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = No
     Raises:
         UserError: no trial is complete, there is no such trial or metric, or there are several metrics and none was
             selected.
-        RunDirectoryError: the selected trial never started, or ``sweep`` is not the directory of a sweep.
+        RunDirectoryError: the selected trial never started, or ``sweep`` is not a sweep directory.
     """
     study = Study(sweep).read()
     if metric is not None and metric not in study.goal.metrics:

@@ -1,7 +1,7 @@
 """Compute time used by a sweep, its budget, and whether a worker may start another trial.
 
-The unit is the GPU-second: the GPUs of an allocation times the time it is held, idle or not, as in the cluster's own
-accounting. An allocation without GPUs counts as one GPU for each rank it has room for.
+The unit is the GPU-second: an allocation's number of GPUs times the seconds it is held, idle or not, as in the
+cluster's own accounting. An allocation without GPUs counts as one GPU for each rank it has room for.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = [
 READ_SECONDS = 30.0
 """Interval at which the accounts of all workers are read. In between, live workers are assumed to remain alive."""
 FRESH_SECONDS = 150.0
-"""An allocation counts as held if its last heartbeat is more recent than this. Workers write one at least every
-minute."""
+"""An allocation counts as held if its last heartbeat is younger than this. Workers write a heartbeat at least
+every minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class Held:
     """Time of the last heartbeat."""
     ended: bool
     taken: float | None = None
-    """When Slurm began to end the allocation; None if it did not. Later time does not count, as in Slurm's
-    accounting."""
+    """When Slurm began to end the allocation; None if it did not. Time after that does not count, as in
+    Slurm's accounting."""
 
     @property
     def began(self) -> float:
@@ -181,8 +181,8 @@ def too_small(budget: Budget, *, sweep: str, trial: int, used: float, step: int 
 
 
 def raise_it(budget: Budget, *, sweep: str, spent: float) -> str:
-    """Advice to continue with a larger budget, with the command. It suggests twice the budget, or twice the GPU-seconds
-    ``spent`` if these are more."""
+    """Advice to continue with a larger budget, including the command. It suggests twice the budget, or twice the
+    GPU-seconds ``spent`` if that is more."""
     hours = 2 * max(budget.max_gpu_hours or 0.0, spent / 3600)
     shown = f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
     return (
@@ -197,10 +197,10 @@ def in_hours(gpu_seconds: float) -> str:
 
 
 class Allowance:
-    """Decides whether a worker may start trials, by the sweep's budget and the time left in its allocation.
+    """Decides whether a worker may start trials, from the sweep's budget and the time left in the worker's allocation.
 
     Args:
-        record: the study, which the caller keeps up to date.
+        record: the study; the caller keeps it up to date.
     """
 
     def __init__(self, sweep: SweepDir, definition: Definition, hello: Hello, *, record: StudyRecord) -> None:
@@ -226,7 +226,7 @@ class Allowance:
     # -- the budget -----------------------------------------------------------------------------------------------
 
     def spent(self) -> float:
-        """GPU-seconds of all workers, from accounts that were read at most ``READ_SECONDS`` ago."""
+        """GPU-seconds used by all workers, from accounts that were read at most ``READ_SECONDS`` ago."""
         if time.monotonic() - self._read_at > READ_SECONDS:
             self._read_at = time.monotonic()
             self.account.read()
@@ -277,7 +277,7 @@ class Allowance:
     # -- the time -------------------------------------------------------------------------------------------------
 
     def learn(self, trial: RunningTrial) -> None:
-        """Record the start-up time of a trial that has ended, for estimates of later ones."""
+        """Record the start-up time of a trial that has ended, to estimate that of later trials."""
         self._any_ended = True
         if (seconds := trial.seconds_to_first_step()) is not None:
             self._startup.append(seconds)
@@ -285,8 +285,9 @@ class Allowance:
     def is_short_of_time(self) -> bool:
         """Whether the allocation ends too soon for another trial.
 
-        A trial that saves at a stop loses only its start-up, so twice that time must be left. A trial that cannot be
-        continued, or whose start-up time is unknown, needs its full run time. False until a trial has ended here.
+        A trial that saves when stopped loses only its start-up time, so twice that time must be left. A trial that
+        cannot be continued, or whose start-up time is unknown, needs its full run time. False until a trial has ended
+        under this tuner.
         """
         if self._end_time is None or not self._any_ended:
             return False

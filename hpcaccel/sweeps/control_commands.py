@@ -55,7 +55,7 @@ def resume(
 
     Args:
         changes: overrides such as ``sweep.max_trials=200``, see ``CHANGEABLE``.
-        file: the whole spec of the sweep with such changes, as a file, a spec or a mapping.
+        file: the sweep's whole spec with such changes, as a file, a spec or a mapping.
 
     Raises:
         RunBusy: a worker is running or queued.

@@ -1,7 +1,7 @@
 """``sweep.json``, the definition of a sweep, and the creation of trial directories from it.
 
 The file is a run's ``spec.json`` with three more keys: ``sweep``, the spec's ``sweep`` section; ``program``, the
-program of the ranks without its arguments, which differ between trials; and ``chooser``, the command that starts a
+ranks' program without its arguments, which differ between trials; and ``chooser``, the command that starts a
 worker's tuner (the sweep's directory and the worker's number are appended to it).
 """
 
@@ -61,7 +61,7 @@ class Definition:
     """The launch spec of the job spec as written, without any trial's parameters. Each trial's launch spec is derived
     from it."""
     program: list[str]
-    """The program of the ranks, without its arguments."""
+    """The ranks' program, without its arguments."""
 
     def launch_of(self, job: JobSpec) -> LaunchSpec:
         """The ``launch`` section in the ``spec.json`` of a trial whose spec is ``job``."""
@@ -85,7 +85,7 @@ def read_definition(sweep: SweepDir) -> Definition:
     """Read ``sweep.json``.
 
     Raises:
-        RunDirectoryError: ``sweep`` is not the directory of a sweep, or an incompatible version wrote it.
+        RunDirectoryError: ``sweep`` is not a sweep directory, or an incompatible version wrote it.
     """
     from hpcaccel.spec.sweep.sweep_fields import SweepSpec
 
@@ -136,7 +136,7 @@ def share(job: JobSpec, pack: int) -> JobSpec:
     """The spec of one of ``pack`` trials that share an allocation (``sweep.pack``).
 
     The ``slurm`` section of a sweep describes a worker's allocation. A trial's spec requests a share of it, so that the
-    trial's ranks match its GPUs. Submitted alone, the spec of the best trial trains with as many ranks as in the sweep.
+    trial's ranks match its GPUs. Submitted alone, the best trial's spec runs with as many ranks as in the sweep.
     Counts are rounded down, but are at least one.
     """
     if pack == 1:

@@ -1,13 +1,13 @@
 """Optuna's storage backend on the journal: ``optuna.storages.JournalStorage(Journal(path))``.
 
 Optuna stores a study as a list of operations that every process replays in file order. A trial's number is the count of
-"create trial" operations before it, so all processes must see exactly the same operations: all of them skip the same
+"create trial" operations before it, so all processes must see exactly the same operations and skip the same
 invalid lines. A process gets the number of its new trial by reading its own operation back; a process whose operation
 does not count was killed, or got an exception, before it could use a number. Lines ``{"hpcaccel": kind, …}`` belong to
 hpcaccel and are hidden from Optuna.
 
 Optuna's own backend raises ``JSONDecodeError`` on every read once a line is torn, and makes all processes wait for 30
-seconds after one was killed while it held the lock.
+seconds after one of them is killed while it holds the lock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Journal(BaseJournalBackend):
         self.__init__(**state)  # type: ignore[misc]
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Append a line of hpcaccel, which is hidden from Optuna.
+        """Append an hpcaccel line, which is hidden from Optuna.
 
         Raises:
             RunDirectoryError: see ``JournalFile.append``.
@@ -56,7 +56,7 @@ class Journal(BaseJournalBackend):
         self.file.append([{"hpcaccel": kind, **fields}])
 
     def sync(self) -> None:
-        """Flush this process's operations to the disk. Those that finish a trial are flushed without this call."""
+        """Flush this process's operations to disk. Operations that finish a trial are flushed without this call."""
         self.file.sync()
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
@@ -67,7 +67,7 @@ class Journal(BaseJournalBackend):
         for line, behind in self.file.lines(self._offsets[number]):
             operation = _decoded(line)
             if operation is None:
-                continue  # keep the offset before it: NFS may show the last line before it is complete
+                continue  # keep the offset before this line: NFS may show the last line before it is complete
             if "op_code" not in operation:
                 self._goes_on_at(number, behind)
                 continue

@@ -3,11 +3,11 @@
 A line counts when all its bytes and its own newline are on the disk. Readers take no lock and write nothing. Lines
 appended with ``sync`` survive a power cut. Any writer may be killed at any moment.
 
-The lock is a file created by link(2), which is exclusive on shared file systems, too. It is a second name of the
+The lock is a file created by link(2), which is exclusive even on shared file systems. It is a second name for the
 process's *claim*, a small file that names the process, so that a waiting process can read who holds the lock. Kernel
 locks (fcntl) end with their holder, but some mounts confine them to one node without an error (NFS with ``nolock``,
 Lustre with ``localflock``, BeeGFS by default). A lock is never broken: if its holder is dead, or holds it for too long,
-the *segment* of the journal that the lock belongs to is closed (see ``journal_segments``).
+the journal *segment* that the lock belongs to is closed (see ``journal_segments``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOOK_EVERY_SECONDS = 0.05
 
 class LockClaim:
     """The file beside the journal that names this process. It is created on first use and removed with this object or
-    at exit, together with the claims of killed processes of this machine."""
+    at exit, together with the claims of killed processes on this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -123,7 +123,7 @@ def owner_of(lock: Path) -> dict[str, Any] | None:
 
 
 def is_dead(owner: dict[str, Any] | None) -> bool:
-    """Whether the process is certainly gone, which only its own host can determine, also after a reboot."""
+    """Whether the process is certainly gone. Only its own host can determine this, even after a reboot."""
     if not owner:
         return False
     machine = _machine()
@@ -156,7 +156,7 @@ def _leave(claim: Path, pid: int, host: str) -> None:
 
 
 def _tidy(folder: Path, host: str) -> None:
-    """Remove the claims of killed processes of this machine."""
+    """Remove the claims of killed processes on this machine."""
     for path in folder.glob(f".journal-{host}-*.claim"):
         if is_dead(owner_of(path)):
             path.unlink(missing_ok=True)
@@ -164,7 +164,7 @@ def _tidy(folder: Path, host: str) -> None:
 
 TORN = b"~\n"
 """Written after an incomplete line to end it. The line becomes invalid even if only its newline was missing, because
-its writer has died or has raised an error for it."""
+its writer has died or has raised an error."""
 
 ADVICE = {
     errno.ENOSPC: "The disk is full: free some space",
@@ -205,7 +205,7 @@ class JournalFile:
             raise self._refused(error) from error
 
     def sync(self) -> None:
-        """Flush the lines that this process has appended to the disk, so that they survive a power cut.
+        """Flush to disk the lines that this process has appended, so that they survive a power cut.
 
         Raises:
             RunDirectoryError: see ``append``.

@@ -1,12 +1,12 @@
 """hpcaccel's own data in a sweep's journal: user attributes of trials, and lines that are hidden from Optuna.
 
-The search method chose the point of a drawn trial. The other trials were created for the point of an existing trial:
-trials with further seeds, and trials that continue an ended one.
+A drawn trial is one whose point was chosen by the search method. All other trials reuse the point of an existing trial:
+they run it with a further seed, or continue an ended trial.
 
 Workers own trials through claims, which are lines with an epoch. A worker writes a ``claim`` with the epoch after the
 newest one and reads which claim of that epoch came first: all workers read the same order, so exactly one owns the
 trial. A worker that was considered dead reads a higher epoch than its own and abandons the trial. (The run's lease, and
-the newer attempt, prevent the ranks of the former owner from writing.)
+the newer attempt, prevent the former owner's ranks from writing.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ORIGIN = "origin"
 """Why a trial was created without a draw: ``repeat``, ``retry``, ``extend`` or ``budget``. Unset in drawn trials."""
 
 SURPLUS = "surplus"
-"""Why a drawn trial was given back. It never ran, and is neither counted nor shown."""
+"""Why a drawn trial was discarded. Such a trial never ran, and is neither counted nor shown."""
 
 FROM = "from"
 """Number of the ended trial that the trial continues; not set for other trials."""
@@ -79,7 +79,7 @@ def repeat_number(user_attrs: Mapping[str, Any]) -> int:
 
 
 def is_surplus(user_attrs: Mapping[str, Any]) -> bool:
-    """Whether the trial was given back before it ran."""
+    """Whether the trial was discarded before it ran."""
     return SURPLUS in user_attrs
 
 
@@ -89,13 +89,13 @@ def is_extended(user_attrs: Mapping[str, Any]) -> bool:
 
 
 def is_drawn(user_attrs: Mapping[str, Any]) -> bool:
-    """Whether the search method drew the trial's point, and the trial was not given back."""
+    """Whether the search method drew the trial's point, and the trial was not discarded."""
     return ORIGIN not in user_attrs and SURPLUS not in user_attrs
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialClaim:
-    """A worker's claim of a trial. ``time`` is in seconds since the epoch."""
+    """A worker's claim on a trial. ``time`` is in seconds since the epoch."""
 
     trial: int
     worker: int
@@ -112,9 +112,9 @@ class OwnershipNotes:
         self._study = study
         self._taken = 0
         self.claims: dict[int, TrialClaim] = {}
-        """The valid claim of each trial."""
+        """The valid claim on each trial."""
         self.halted = ""
-        """Why the sweep has stopped itself; empty if it has not, or if it was resumed since."""
+        """Why the sweep has stopped itself; empty if it has not, or if it has been resumed since."""
         self.resumed = 0.0
         """When the sweep was last resumed, in seconds since the epoch."""
 

@@ -43,7 +43,7 @@ class TrialRecord:
     values: list[float] | None = None
     """One value per metric, in the sweep's order."""
     intermediate: dict[int, float] = field(default_factory=dict)
-    """The metric by step, as reported to the pruner; without a report, a pruned trial has its last value."""
+    """The metric by step, as reported to the pruner; a pruned trial that reported nothing has only its last value."""
     user_attrs: dict[str, Any] = field(default_factory=dict)
     system_attrs: dict[str, Any] = field(default_factory=dict)
     """Optuna's own attributes, for instance the sampler's."""
@@ -61,7 +61,7 @@ class TrialRecord:
 
 
 class StudyRecord:
-    """The study of a journal, updated by ``read``. If the journal has several studies, only the first one is read."""
+    """A journal's study, updated by ``read``. If the journal has several studies, only the first one is read."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.file = JournalFile(path)
@@ -73,7 +73,7 @@ class StudyRecord:
         self.trials: list[TrialRecord] = []
         """All trials, ordered by number."""
         self.notes: list[dict[str, Any]] = []
-        """Lines of hpcaccel, ``{"hpcaccel": kind, …}``, in file order."""
+        """hpcaccel's lines, ``{"hpcaccel": kind, …}``, in file order."""
         self._by_id: list[TrialRecord | None] = []
         self._studies: list[str] = []
         self._external: dict[str, Callable[[float], Any]] = {}
@@ -82,7 +82,7 @@ class StudyRecord:
         """Read the lines added since the last call. Returns whether there were any.
 
         Raises:
-            RunDirectoryError: the journal exists and cannot be read.
+            RunDirectoryError: the journal exists but cannot be read.
         """
         before = self.offset
         with _without_collecting():
@@ -126,7 +126,7 @@ class StudyRecord:
     def _create(self, line: dict[str, Any]) -> None:
         if line["study_id"] != 0 or not self._studies:
             if line["study_id"] < len(self._studies):
-                self._by_id.append(None)  # of another study: Optuna's trial ids count over all studies
+                self._by_id.append(None)  # in another study: Optuna counts trial ids across all studies
             return
         trial = TrialRecord(number=len(self.trials), state=STATES[line.get("state", 0)])
         trial.started = _seconds(line["datetime_start"])
@@ -177,7 +177,7 @@ def read_study(path: str | os.PathLike[str]) -> StudyRecord:
     """The study of the journal at ``path``; an empty one if the file does not exist yet.
 
     Raises:
-        RunDirectoryError: the journal exists and cannot be read.
+        RunDirectoryError: the journal exists but cannot be read.
     """
     study = StudyRecord(path)
     study.read()
@@ -204,7 +204,7 @@ def _seconds(moment: str | None) -> float | None:
 
 
 def _decoded(data: bytes) -> list[Any]:
-    """The objects of whole lines. If one of them is torn, the lines are decoded one by one."""
+    """The JSON objects in ``data``. If one of its lines is invalid, the lines are decoded one by one."""
     try:
         values = json.loads(b"[" + data[:-1].replace(b"\n", b",") + b"]")
     except ValueError:
@@ -221,14 +221,14 @@ def _value(line: bytes) -> Any:
 
 def _bad_tail(data: bytes) -> int:
     """Length in bytes of the last line if it is not a JSON object, else 0. NFS may show a line before it is complete,
-    so it is read again."""
+    so such a line is read again."""
     last = data[data.rfind(b"\n", 0, -1) + 1 :]
     return 0 if isinstance(_value(last), dict) else len(last)
 
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Disable garbage collection: reading creates no reference cycles, and scanning all records takes long."""
+    """Disable garbage collection: reading creates no reference cycles, and scanning all records takes a long time."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -8,9 +8,9 @@ count. The lock is therefore never broken, and a holder that resumes can determi
 2. Create the next segment exclusively, with that length in its first line. Several processes may try; one succeeds.
 3. A writer whose line is on the disk opens the file once more. If the file is still writable, the line was there before
    the file was measured. Otherwise the length in the next segment decides whether the line counts; if it does not, the
-   writer appends it again there.
+   writer appends it to that segment.
 
-The decision depends on file attributes and exclusive names only, and NFS clients request both from the server. (A
+The decision depends only on file attributes and exclusive names, and NFS clients request both from the server. (A
 client may cache for half a minute that a name is missing; nothing relies on that.) Nothing is replaced or truncated, so
 a process that is suspended between two of these steps cannot destroy data.
 """
@@ -64,7 +64,7 @@ class Segments:
         """Look for newer segments.
 
         Raises:
-            HpcaccelError: this process has read bytes of a segment that do not count.
+            HpcaccelError: this process has read bytes beyond the length at which a segment was closed.
         """
         # A copy of the folder may have lost the permissions that mark closed segments, so check at least once.
         while not self._looked or self.is_closed(self._newest):
@@ -183,7 +183,7 @@ class Segments:
                 data = os.pread(fd, most, offset - start)
                 whole = data.rfind(b"\n") + 1
                 if number == self.newest and whole and self.is_closed(number):
-                    self.refresh()  # closed meanwhile: some of these bytes may not count
+                    self.refresh()  # closed in the meantime: some of these bytes may not count
                     if number < self.newest:
                         continue
                 if whole:

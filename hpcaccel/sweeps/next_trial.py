@@ -1,4 +1,4 @@
-"""Selects the next trial of a worker: one of its own unfinished trials, else one of a dead worker, else a new one.
+"""Selects a worker's next trial: one of its own unfinished trials, else one of a dead worker's, else a new one.
 
 A selected trial is claimed and its directory is written. While trials run, one new point is drawn ahead and enqueued
 in the journal; the first free worker takes it.
@@ -32,7 +32,7 @@ LOOK_SECONDS = 60.0
 """Minimum interval between queries to Slurm about workers without a recent heartbeat."""
 ASK_SECONDS, ASK_SECONDS_EACH = 15.0, 5.0
 """Interval between queries about all workers: the larger of a constant and a time per worker, so that many workers do
-not overload Slurm. After a kill the last heartbeat remains recent for minutes, while Slurm reports the end at once."""
+not overload Slurm. A killed worker's last heartbeat remains recent for minutes, but Slurm reports its end at once."""
 UNCLAIMED_SECONDS = 60.0
 """If a running trial has no claim for this long, its worker was killed between starting and claiming it."""
 BUSY_SECONDS = 20.0
@@ -64,7 +64,7 @@ class TrialQueue:
         worker: the worker's index.
         token: identifies this tuner process; an earlier tuner of the same worker may still be running.
         study: returns the study. It is called only when needed, because loading Optuna and a large study takes a while.
-        account: usage of the whole sweep, which the caller keeps up to date.
+        account: the whole sweep's usage; the caller keeps it up to date.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class TrialQueue:
     # -- trials that have begun -----------------------------------------------------------------------------------
 
     def begun(self, running: Collection[int]) -> int | None:
-        """Claim a trial that has begun: one of this worker, else one of a dead worker; None if there is none.
+        """Claim a trial that has begun: one of this worker's, else one of a dead worker's; None if there is none.
 
         Args:
             running: the trials that are running in this worker, which are left out.
@@ -138,7 +138,7 @@ class TrialQueue:
         return self.orphan(running) if found is None else found
 
     def _unfinished(self, running: Collection[int]) -> int | None:
-        """Claim a trial that an earlier start of this worker has left unfinished; None if there is none."""
+        """Claim a trial that this worker left unfinished before a restart; None if there is none."""
         self._notes.read()
         for trial in self._resumable(running):
             if self._notes.owner(trial.number) == self.worker and self.claim(trial.number):
@@ -163,8 +163,8 @@ class TrialQueue:
         return None
 
     def look_for_dead(self) -> None:
-        """Query Slurm at intervals about dead workers: about all of them, or about those without a recent heartbeat.
-        Call it while trials run, because Slurm may be slow."""
+        """Query Slurm at intervals to find dead workers: about all other owners of unfinished trials, or only about
+        those without a recent heartbeat. Call this while trials run, because Slurm may be slow."""
         now, pause = time.monotonic(), max(ASK_SECONDS, ASK_SECONDS_EACH * self._definition.spec.sweep.workers)
         if now - self._queried >= pause:
             doubtful = self._owners()
@@ -241,7 +241,7 @@ def _was_dropped(trial: TrialRecord) -> bool:
 
 
 class ForeignWriters:
-    """Trials of this worker that another process is still running: it was considered dead, or is still exiting.
+    """Trials of this worker that another process is still running: that process was considered dead, or is exiting.
 
     Args:
         is_wanted: called with a trial's number; returns whether this worker still has to run that trial.

@@ -23,8 +23,8 @@ from hpcaccel.spec.sweep.sweep_fields import SweepSection
 __all__ = ["Curve", "Rule", "rule_of"]
 
 DECIDING_RUNGS = 2
-"""Number of rungs used if the spec does not set the first one: at factor 4 they are at 1/16 and 1/4 of a trial or
-later. Earlier, during warm-up or with a large learning rate, the metric hardly predicts the final value."""
+"""Number of rungs used if the spec does not set the first one: at factor 4 they are at 1/16 and 1/4 of a trial's
+steps or later. Earlier, during warm-up or with a large learning rate, the metric hardly predicts the final value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class Rule(ABC):
 
 
 def rule_of(sweep: SweepSection) -> Rule | None:
-    """The pruning rule of a sweep; None: no trial is pruned."""
+    """A sweep's pruning rule; None if no trial is pruned."""
     settings = sweep.pruner.rule
     if isinstance(settings, Asha):
         return _Asha(settings, sweep.modes[0])
@@ -143,7 +143,7 @@ class _Asha(Rule):
 
 
 class _Hyperband(_Asha):
-    """ASHA in brackets; each starts a rung later and gets fewer trials: Li et al., "Hyperband", JMLR 2018."""
+    """ASHA in brackets; each next one starts a rung later and gets fewer trials: Li et al., "Hyperband", JMLR 2018."""
 
     def __init__(self, settings: Hyperband, mode: str) -> None:
         first = settings.min_steps or _below(settings.max_steps, settings.reduction_factor, 3)

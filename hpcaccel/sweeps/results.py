@@ -41,7 +41,7 @@ class Goal:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Goal:
-        """The goal in the section ``sweep`` of ``sweep.json``."""
+        """The goal in the ``sweep`` section of ``sweep.json``."""
         metric: Any = section["metric"]
         mode: Any = section.get("mode", "min")
         metrics: list[str] = [metric] if isinstance(metric, str) else metric
@@ -60,8 +60,8 @@ class Point:
 
     params: dict[str, Any]
     values: tuple[float, ...]
-    """One value per metric: the mean over the complete trials; without one, the values of the pruned trial that ran
-    longest."""
+    """One value per metric: the mean over the complete trials; if there are none, the values of the pruned trial that
+    ran longest."""
     trials: list[TrialRecord] = field(repr=False)
     """The trials over which ``values`` are averaged, best first."""
     complete: int
@@ -71,7 +71,7 @@ class Point:
     ended_early: list[TrialRecord] = field(default_factory=list, repr=False)
     """Pruned trials that have a value."""
     on_front: bool = False
-    """Whether the point is on the Pareto front. Points with some seeds complete count only if none has all."""
+    """Whether the point is on the Pareto front. Points that lack seeds qualify only if no point has all its seeds."""
 
     @property
     def trial(self) -> TrialRecord:
@@ -90,8 +90,8 @@ def counts(trials: Iterable[TrialRecord]) -> dict[State, int]:
 def ranking(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
     """All points that have a value, best first.
 
-    Points with all seeds complete come before those with some, and these before pruned ones, of which those that ran
-    longest come first. With several metrics the Pareto front comes first; the first metric orders the other points.
+    Points with all seeds complete come first, then those with some, then pruned ones, of which those that ran longest
+    come first. With several metrics the Pareto front comes first; the first metric orders the other points.
     """
     points = [_point(group, goal) for group in _by_point(trials, goal)]
     points.sort(key=lambda point: _order(point, goal))
@@ -103,7 +103,7 @@ def ranking(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
 
 
 def best(trials: Iterable[TrialRecord], goal: Goal) -> Point | None:
-    """The best point with a complete trial, None if there is none. With several metrics it is the point of the Pareto
+    """The best point with a complete trial; None if there is none. With several metrics it is the point on the Pareto
     front that is best in the first metric."""
     return next(iter(ranking(_complete(trials), goal)), None)
 

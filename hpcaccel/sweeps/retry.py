@@ -44,7 +44,7 @@ class ContinuedTrial:
     trial: int
     """Number of the ended trial."""
     checkpoint_step: int | None
-    """The step from which its continuation starts; None: from scratch."""
+    """The step from which its continuation starts; None if it starts from scratch."""
 
 
 def retry_failed(sweep: SweepDir) -> list[ContinuedTrial]:
@@ -106,7 +106,7 @@ def continue_stopped(sweep: SweepDir, spec: SweepSpec) -> list[ContinuedTrial]:
 
 
 def stopped_by_budget(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Trials that were stopped because the budget was used up, and were not continued since."""
+    """Trials that were stopped because the budget was used up, and have not been continued since."""
     stopped = [trial for trial in trials if trial.state == "pruned" and trial.user_attrs.get(ERROR_CLASS) == BUDGET]
     return _without_successors(stopped, trials)
 

@@ -1,4 +1,4 @@
-"""A running trial in the tuner: its metrics, its stop request, and its cost."""
+"""The tuner's view of a running trial: its metrics, its stop request, and its cost."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class SpentCompute:
     seconds: float
     """Time with ranks alive, summed over attempts."""
     failures: int
-    """Attempts that ended the trial as failed, since the last command that continued it."""
+    """Number of attempts that ended the trial as failed since a command last continued it."""
 
 
 class RunningTrial:
@@ -93,7 +93,7 @@ class RunningTrial:
 
     Args:
         number: the trial's number.
-        slot: number of the worker's slot in which the trial runs; there is one slot for each trial run side by side.
+        slot: number of the worker's slot in which the trial runs; a worker has one slot for each concurrent trial.
         metrics: names of the sweep's metrics.
     """
 
@@ -104,7 +104,7 @@ class RunningTrial:
         self.follower = TrialMetrics(run, metrics)
         self.began = time.time()
         self.stop_reason = ""
-        """Why a tuner requested the trial to stop early; empty without such a request."""
+        """Why a tuner requested that the trial stop early; empty without such a request."""
         self.over_budget = False
         """Whether the stop was requested because of the sweep's budget rather than the trial's metric."""
         self.reported = 0
@@ -130,7 +130,7 @@ class RunningTrial:
             self.stop_reason = "the sweep's budget was used up" if self.over_budget else "it was pruned"
 
     def request_stop(self, why: str) -> None:
-        """Request the trial's supervisor to stop the trial. ``why`` is recorded with the trial's end.
+        """Request that the trial's supervisor stop the trial. ``why`` is recorded with the trial's end.
 
         Raises:
             RunDirectoryError: the trial's directory cannot be written.

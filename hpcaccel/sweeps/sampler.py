@@ -3,8 +3,8 @@
 A point does not depend on the worker that draws it. A trial's index is the number of trials drawn before it in the
 journal, whose order is the same for all workers. The first indices get the spec's own point and the enqueued points,
 later indices the next points of the grid, the Sobol sequence and so on. Workers that draw at the same time therefore
-use different indices, and a worker that replaces a dead one uses the dead one's index again. TPE, GP and CMA-ES also
-depend on the results so far. No state of a method is stored, except the attributes that Optuna's samplers write to
+use different indices, and a worker that replaces a dead one reuses the dead one's index. TPE, GP and CMA-ES also
+depend on the results so far. No method's state is stored, except for the attributes that Optuna's samplers write to
 their trials.
 """
 
@@ -80,8 +80,8 @@ class TrialSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Sample a parameter that applies but is missing in the drawn point. This happens in enqueued trials, whose own
-        values satisfy the parameter's condition."""
+        """Sample a parameter that applies but is missing from the drawn point. This happens in enqueued trials, whose
+        own values satisfy the parameter's condition."""
         source = random.Random(f"{self._seed(trial.number)}:{param_name}")
         return self.space.stored({param_name: self.space.value_at(param_name, source.random())})[param_name]
 

@@ -33,7 +33,7 @@ class Space:
         self.parameters = dict(parameters)
         self.distributions = {name: _distribution(parameter) for name, parameter in self.parameters.items()}
         self.count = count(self.parameters)
-        """Number of points; None: infinite."""
+        """Number of points; None if infinite."""
 
     @property
     def conditional(self) -> bool:

@@ -146,8 +146,8 @@ def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tu
     On an error the directory and the jobs are removed, unless Slurm does not respond and may have accepted workers.
 
     Args:
-        once: the idempotency key. None: if an earlier process was killed while starting the same sweep, before it
-            recorded the jobs, that sweep is returned.
+        once: the idempotency key. With None, if an earlier process was killed while starting the same sweep, before
+            it recorded the jobs, that sweep is returned.
 
     Returns:
         The sweep's directory, and its workers' jobs.
@@ -209,9 +209,9 @@ class DryRun:
     path: str
     method: str
     trials: int | None
-    """Largest possible number; None: until ``max_gpu_hours`` are used up."""
+    """Largest possible number of trials; None if only ``max_gpu_hours`` limits it."""
     space: int | None
-    """Number of points; None: infinite."""
+    """Number of points; None if infinite."""
     first_points: list[dict[str, Any]]
     """At most ten points that are known in advance: the spec's own values, the enqueued points, then a grid's."""
     workers: int

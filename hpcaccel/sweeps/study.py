@@ -41,7 +41,7 @@ class AskedTrial:
     repeat: int = 0
     """Index among the trials of its point, from 0."""
     seed: int | None = None
-    """``runtime.seed`` of the trial; None: the spec's seed."""
+    """``runtime.seed`` of the trial; None if the trial uses the spec's seed."""
 
     def job(self, spec: SweepSpec) -> JobSpec:
         """The trial's job spec. Raises SpecError if the values are not valid together."""
@@ -59,7 +59,7 @@ class SweepStudy:
     """The study of a sweep, which is created if it does not exist.
 
     Args:
-        storage: Optuna's storage of the study, such as ``optuna.storages.JournalStorage(Journal(path))``.
+        storage: Optuna's storage for the study, such as ``optuna.storages.JournalStorage(Journal(path))``.
 
     Raises:
         UserError: a package is missing, or the existing study has other modes (``min``, ``max``).
@@ -96,7 +96,7 @@ class SweepStudy:
     # -- new trials -----------------------------------------------------------------------------------------------
 
     def ask(self) -> AskedTrial | NoMore:
-        """The next trial: a waiting one (drawn ahead, a retry, or another seed of a point), else one of a new point."""
+        """The next trial: a waiting one (drawn ahead, a retry, another seed of a point), else one with a new point."""
         while True:
             trials = self.trials()
             if not any(trial.state == TrialState.WAITING for trial in trials) and (why := self._ends(trials)):
@@ -145,7 +145,7 @@ class SweepStudy:
         return AskedTrial(number=trial.number, point=point, repeat=repeat, seed=seed_of(self.spec, repeat))
 
     def _complete_point(self, number: int) -> None:
-        """Enqueue those trials with further seeds of trial ``number``'s point that do not exist yet."""
+        """Enqueue the trials that run trial ``number``'s point with further seeds, except those that exist already."""
         if self.spec.sweep.repeat == 1:
             return
         trials = self.trials()
@@ -172,8 +172,8 @@ class SweepStudy:
         return self._used_up() if bounded and count is not None and drawn >= count else ""
 
     def _surplus(self, trial: Trial) -> str:
-        """Why a newly drawn trial must be given back: other workers drew at the same time, and it exceeds
-        ``max_trials``. Empty if it does not."""
+        """Why a newly drawn trial must be discarded: it exceeds ``max_trials``, because other workers drew at the same
+        time. Empty if it is within ``max_trials``."""
         if not is_drawn(trial.user_attrs):
             return ""
         allowed = self._points_allowed()
@@ -185,9 +185,9 @@ class SweepStudy:
         return f"all {self.drawing.space.count} points of the search space have been tried"
 
     def _is_double(self, trial: Trial, point: Point) -> bool:
-        """Whether another trial has the same point of a small space, because two workers drew at the same time.
+        """Whether, in a small space, another trial has the same point because two workers drew at the same time.
 
-        The worker that stores its point later reads the point of the other worker. If both do, both draw again.
+        The worker that stores its point later reads the other worker's point. If both read it, both draw again.
         """
         if not (self.drawing.listed and is_drawn(trial.user_attrs)):
             return False
@@ -218,7 +218,7 @@ class SweepStudy:
         return self.verdict(number)
 
     def verdict(self, number: int) -> str:
-        """Why a trial is pruned, from its reported values; empty if it continues."""
+        """Why a trial is pruned, based on its reported values; empty if it continues."""
         if self.rule is None:
             return ""
         trials = self.trials()

@@ -58,7 +58,7 @@ def sweep(
 
     Raises:
         SpecError: the spec is not valid.
-        UserError: a package of the search method is not installed.
+        UserError: a package that the search method needs is not installed.
         ClusterError: there is no Slurm on this machine, or it rejected the workers.
         RunDirectoryError: the directory cannot be written.
         SlurmCommandError: Slurm did not respond.
@@ -78,7 +78,7 @@ class Sweep:
     """Handle to a started sweep: status, trials, results, stop, resume.
 
     Raises:
-        RunDirectoryError: ``path`` is not the directory of a sweep.
+        RunDirectoryError: ``path`` is not a sweep directory.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None) -> None:
@@ -124,7 +124,7 @@ class Sweep:
         return sweep_overview(self._study.read(), self.worker_status())
 
     def worker_status(self, *, patient: bool = False) -> RunStatus:
-        """Status of the workers only, as ``tasks``. ``patient`` is for repeated calls, as for a run."""
+        """Status of the workers only, as ``tasks``. ``patient`` is for repeated calls; see ``status`` of a run."""
         return self._run.status(patient=patient)
 
     @property
@@ -227,7 +227,7 @@ class Sweep:
 
 
 def find_sweep(token: str, *, slurm: Slurm | None = None) -> Sweep:
-    """The sweep that ``token`` refers to: an id or a unique prefix of one, a name (its latest sweep), a job id, a path.
+    """The sweep that ``token`` refers to: an id or a unique id prefix, a name (its latest sweep), a job id or a path.
 
     Raises:
         RunNotFound: there is no such run or sweep.

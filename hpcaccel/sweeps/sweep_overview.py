@@ -28,7 +28,7 @@ __all__ = ["FailureCount", "Found", "Study", "SweepOverview", "sweep_overview"]
 
 
 class Study:
-    """The journal and the definition of a sweep, without trials that were given back."""
+    """A sweep's journal and definition, without discarded trials."""
 
     def __init__(self, sweep: SweepDir) -> None:
         document = read_json(sweep.sweep)

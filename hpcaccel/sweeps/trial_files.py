@@ -1,4 +1,4 @@
-"""Files of a sweep's trials: pins checkpoints that another trial starts from, and removes files no longer needed.
+"""Files of a sweep's trials: pins checkpoints that other trials start from, and removes files no longer needed.
 
 Several workers may clean up at once. A checkpoint is renamed before it is removed, and only one worker can rename it.
 Pinned checkpoints are kept. Removing files takes time, so it is deferred until the next trial runs and the GPUs are
@@ -48,7 +48,7 @@ def source_of(sweep: SweepDir, marks: Mapping[str, Any]) -> Path | None:
 def pin_source(sweep: SweepDir, trial: TrialRecord) -> Path | None:
     """Pin the checkpoint that a continuation of ``trial`` starts from; ``unpin_source`` removes the pin.
 
-    This is the newest checkpoint of ``trial`` or, if it has saved none, the one that ``trial`` itself started from.
+    The checkpoint is the newest one of ``trial`` or, if ``trial`` has saved none, the one that it started from itself.
     Other pins of the checkpoint are kept. Returns None if there is no checkpoint.
 
     Raises:
@@ -75,7 +75,7 @@ def unpin_source(sweep: SweepDir, trial: TrialRecord, trials: Iterable[TrialReco
     """Unpin the checkpoint that ``trial``, which has ended, started from.
 
     Returns:
-        The number of the trial that wrote the checkpoint; None if there is none, or another trial may need it.
+        The number of the trial that wrote the checkpoint; None if there is no checkpoint, or another trial may need it.
 
     Raises:
         OSError: the checkpoint's directory cannot be written.
@@ -94,7 +94,7 @@ def unpin_source(sweep: SweepDir, trial: TrialRecord, trials: Iterable[TrialReco
 
 
 def _why(sweep: SweepDir) -> str:
-    return f"a trial of sweep {sweep.run_id} goes on from it"  # recognizes our own pins on disk: do not change
+    return f"a trial of sweep {sweep.run_id} goes on from it"  # identifies our own pins on disk: do not change
 
 
 SIGNS_OF_LIFE = ("heartbeats", "stacks")
@@ -104,7 +104,7 @@ class CheckpointCleanup:
     """Removes files that ended trials no longer need.
 
     Args:
-        keep: number of best complete trials whose checkpoints are kept; None: all.
+        keep: number of best complete trials whose checkpoints are kept; None to keep all.
     """
 
     def __init__(self, sweep: SweepDir, *, keep: int | None) -> None:
@@ -137,7 +137,7 @@ class CheckpointCleanup:
                 self._done.add(number)
 
     def after_succeeded(self, trial: TrialRecord, best_first: Sequence[int]) -> None:
-        """Clean up after a trial when its continuation has ended and no longer needs its checkpoint."""
+        """Clean up after a trial whose continuation has ended and no longer needs the trial's checkpoint."""
         if trial.state == "complete":
             self._done.discard(trial.number)
             self.drop_worse(best_first)
@@ -221,11 +221,11 @@ def _empty(folder: Path, *, keep: str) -> None:
 
 
 class DeferredCleanup:
-    """Clean-up tasks for ended trials, queued until ``run``.
+    """Clean-up tasks for ended trials, queued until ``run`` is called.
 
     Args:
-        keep: number of best complete trials whose checkpoints are kept; None: all.
-        record: the study, which the caller keeps up to date.
+        keep: number of best complete trials whose checkpoints are kept; None to keep all.
+        record: the study; the caller keeps it up to date.
     """
 
     def __init__(self, sweep: SweepDir, *, keep: int | None, goal: Goal, record: StudyRecord) -> None:

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MOST_INTERRUPTIONS = 3
-"""A trial that is interrupted more often than this under one tuner has failed; the usual cause is lack of memory."""
+"""A trial interrupted more often than this under one tuner counts as failed; the usual cause is lack of memory."""
 FIRST_WITHOUT_METRIC = 3
 """Number of trials after which a sweep stops, if none of them has logged the metric."""
 FIRST_FAILED = 5
@@ -37,7 +37,7 @@ FIRST_FAILED = 5
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
     """What to do with a trial whose ranks have exited: record it, run it again in this worker, or leave it unfinished
-    for a later start of a worker (``left``)."""
+    for a worker that starts later (``left``)."""
 
     state: Literal["complete", "pruned", "failed", "again", "left"]
     values: tuple[float, ...] = ()
@@ -46,7 +46,7 @@ class TrialOutcome:
 
 
 class EndCounts:
-    """Counts failures and interruptions of each trial since the tuner started, and decides its outcome by these counts.
+    """Counts each trial's failures and interruptions since the tuner started, and decides its outcome from them.
 
     Args:
         retries: ``sweep.retries``.
@@ -58,7 +58,7 @@ class EndCounts:
         self._interruptions: Counter[int] = Counter()
 
     def decide(self, trial: RunningTrial, ended: Ended, *, failures: int, stopping: bool) -> TrialOutcome:
-        """Count the end of a trial and decide its outcome. ``failures`` is the number of failures in its ledger."""
+        """Count the end of a trial and decide its outcome. ``failures`` is the number in the trial's ledger."""
         number = trial.number
         if ended.error_class not in ("busy", "disk"):
             self._failures[number] += ended.reason == "failed" and ended.decision == "end"
@@ -91,9 +91,9 @@ def decide_trial(
     """Decide the outcome of a trial whose ranks have exited.
 
     Args:
-        values: the last value of each metric; None if one was not logged.
+        values: the last value of each metric; None if any was not logged.
         never_logged: message about the metrics that were not logged.
-        stop_reason: why a tuner requested the trial to stop; empty if none did.
+        stop_reason: why a tuner requested that the trial stop; empty if none did.
         over_budget: whether the trial was stopped because the sweep's budget was used up.
         failures: number of the trial's failures, including this one.
         interruptions: number of the trial's interruptions since the tuner started, including this one.
@@ -149,7 +149,7 @@ def record_outcome(
 
     Args:
         attributes: user attributes to set before the end is recorded.
-        last: step and value logged last for the first metric.
+        last: the last logged step and value of the first metric.
     """
     reasons = {ERROR_CLASS: outcome.error_class, DETAIL: outcome.why or None}
     study.mark(number, {name: value for name, value in {**attributes, **reasons}.items() if value is not None})

@@ -59,7 +59,7 @@ class Tuner:
     """The tuner of one worker.
 
     Raises:
-        RunDirectoryError: ``sweep`` is not the directory of a sweep, or is no longer writable. Recorded results are
+        RunDirectoryError: ``sweep`` is not a sweep directory, or is no longer writable. Recorded results are
             kept, and running trials remain assigned to this worker.
     """
 
@@ -152,7 +152,7 @@ class Tuner:
     def _fill(self) -> Nothing | None:
         """Start trials in all free slots.
 
-        Returns why a slot stays empty; None if none does, or if it is too soon to search again.
+        Returns why a slot stays empty; None if no slot does, if the worker is stopping, or if it is too soon to search.
         """
         if (self.running or self.queue.foreign) and time.monotonic() < self._fill_again_at:
             return None
@@ -259,7 +259,7 @@ class Tuner:
             )
 
     def _leave(self, number: int, outcome: TrialOutcome, ended: Ended) -> None:
-        """Keep a trial unfinished, to be continued later by this tuner or by another start of a worker."""
+        """Keep a trial unfinished, to be continued later by this tuner or by a worker that starts later."""
         if ended.error_class == "busy" and not self.stopping:
             self._log(f"trial {number}: will be retried soon ({outcome.why})")
             self.queue.foreign.add(number)
@@ -275,7 +275,7 @@ class Tuner:
     def _record(
         self, number: int, outcome: TrialOutcome, attributes: Mapping[str, object], last: tuple[int, float] | None
     ) -> None:
-        """Record the end of a trial in the study. ``last``: step and value logged last for the first metric."""
+        """Record the end of a trial in the study. ``last``: the last logged step and value of the first metric."""
         record_outcome(self.study, number, outcome, attributes, last=last)
         self.notes.read()
         text = describe_outcome(outcome, self.record.trials, self.goal)

@@ -1,4 +1,4 @@
-"""The tuner under its earlier module name, which ``sweep.json`` of older sweeps refers to."""
+"""The tuner under its earlier module name, which the ``sweep.json`` of older sweeps refers to."""
 
 from hpcaccel.sweeps.tuner import main
 

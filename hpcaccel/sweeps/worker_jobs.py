@@ -104,14 +104,15 @@ class WorkerArrays:
         # these options override the script's own lines, which apply to all workers
         options = [f"--array={ranges([index - offset for index in indices])}", *backend.options]
         if offset:
-            options.append("--output=/dev/null")  # %a would be another worker's folder: the script redirects its output
+            # %a would be another worker's folder, so the script redirects its own output.
+            options.append("--output=/dev/null")
         array_id = backend.slurm.sbatch(script, options, words=[str(offset)] if offset else [])
         self.jobs |= {index: f"{array_id}_{index - offset}" for index in indices}
 
 
 def _largest_array(slurm: Slurm) -> int:
-    """Number of tasks that one array may have. Raises SlurmUnreachable if Slurm does not respond, because nothing has
-    been submitted yet."""
+    """Number of tasks that one array may have. Raises SlurmUnreachable rather than SlurmCommandError if Slurm does not
+    respond, because nothing has been submitted yet."""
     try:
         return largest_array(slurm.config())
     except SlurmCommandError as error:
@@ -137,7 +138,7 @@ def hand_in_workers(
     """Submit workers whose folders exist, and record the job of each.
 
     Args:
-        text: the batch script; None: the one in the sweep's directory.
+        text: the batch script; None for the one in the sweep's directory.
         again: what the user does to continue if Slurm does not confirm the submission; it becomes the subject of a
             sentence in the error message.
     """
@@ -165,10 +166,10 @@ def make_worker(worker: WorkerDir, record: RunRecord, *, run_id: str) -> None:
 
 
 def gone_for_good(sweep: SweepDir, workers: Collection[int], slurm: Slurm, *, at_once: bool = False) -> set[int]:
-    """The ``workers`` whose job or local process has ended for good. Requeued and unknown workers are not gone.
+    """The ``workers`` whose job or local process has ended for good. Requeued or unknown workers are not included.
 
     Args:
-        at_once: whether to query Slurm now, even if another process of the user has a recent result.
+        at_once: whether to query Slurm now, even if another of the user's processes has a recent result.
     """
     jobs = {worker: job for worker in workers if (job := _newest_job(sweep.worker(worker)))}
     local = {worker for worker, job in jobs.items() if job.startswith("local-")}
@@ -184,7 +185,7 @@ def gone_for_good(sweep: SweepDir, workers: Collection[int], slurm: Slurm, *, at
 
 
 def _newest_job(worker: WorkerDir) -> str:
-    """The job submitted last for a worker, started or not; empty if none is known."""
+    """The job submitted last for a worker, whether or not it has started; empty if none is known."""
     jobs = (read_json(worker.record) or {}).get("job_ids", [])
     start = _newest_start(worker)
     return str(jobs[-1]) if jobs else "" if start is None else start.job_id

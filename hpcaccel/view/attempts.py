@@ -41,7 +41,7 @@ class Metrics:
     last_step: dict[int, int] = field(default_factory=dict)
     """The step logged last in each attempt."""
     logged: dict[int, LoggedSteps] = field(default_factory=dict)
-    """The first and the largest step of each attempt."""
+    """The lowest and the highest step logged in each attempt."""
     recent: deque[Line] = field(default_factory=lambda: deque(maxlen=PACE_WINDOW))
     """The newest lines of the newest attempt."""
 
@@ -89,7 +89,7 @@ class Metrics:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt of a run; ``end`` is None while it is running, or if its batch step died."""
+    """One attempt of a run; ``end`` is None while the attempt is running, or if its batch step died."""
 
     number: int
     start: AttemptStart | None

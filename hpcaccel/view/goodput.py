@@ -1,4 +1,4 @@
-"""Splits the time of a run into parts; each second belongs to exactly one.
+"""Splits a run's time into parts; each second belongs to exactly one part.
 
 Pure functions. ``time_report`` reads their arguments from the ledger and from rank 0's records.
 """
@@ -43,7 +43,7 @@ _STOPPED = ("completed", "pruned", "preempted", "time_limit", "stop", "cancelled
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptSpan:
-    """One attempt, from the start of its ranks to their end; ``ended`` is the current time while it is running."""
+    """One attempt, from the start of its ranks to their end; ``ended`` is the current time while they run."""
 
     start: AttemptStart
     end: AttemptEnd | None
@@ -63,7 +63,7 @@ class AttemptWork:
 
 
 def between(before: AttemptEnd | None, left: float, start: AttemptStart) -> Seconds:
-    """Parts of the time from ``left``, the end of an attempt or the submission, to the start of the next attempt."""
+    """Parts of the time from ``left`` (the submission or the end of an attempt) to the start of the next attempt."""
     if before is not None and before.decision == "restart":
         return {"launch": max(0.0, start.time - left)}
     parts = _Parts(left, max(left, start.time))
@@ -112,7 +112,7 @@ def _loop(parts: _Parts, span: AttemptSpan, times: Timing, *, kept: int | None) 
     usual = times.step_seconds
     if usual is None:  # there was only one step
         usual = max(0.0, times.first_step_time - parts.at - times.stall_before_first_step)
-    # ``prepared`` is not recorded if the script never tries to load a checkpoint: then building lasts until the step.
+    # ``prepared`` is not recorded if the script never tries to load a checkpoint: building then lasts until the first step.
     first = "build" if times.prepared is None else "first_step"
     parts.until(first, times.first_step_time - times.stall_before_first_step - usual)
     loop = parts.take(last_time)

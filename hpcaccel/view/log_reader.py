@@ -1,4 +1,4 @@
-"""Reads the log files of a run's ranks, whole or as they grow, one attempt after the other."""
+"""Reads the log files of a run's ranks, whole or as they grow, one attempt after another."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["interval_lines", "print_report"]
 
 BAR_WIDTH = 24
 SHOWN_ATTEMPTS = 8
-"""Number of attempts, the newest ones, that have a column. The total includes all attempts."""
+"""Maximum number of attempts with their own column: the newest ones. The total includes all attempts."""
 
 
 def print_report(one: TimeReport, *, stream: TextIO | None = None) -> None:

@@ -49,9 +49,9 @@ class Overview:
     slow_ranks: list[dict[str, Any]] = field(default_factory=list)
     """Slow ranks of the newest attempt: rank, node, and ratio of the rank's own time to the median of all ranks."""
     ettr: float | None = None
-    """Share of all time, except pauses, spent in training; None with fewer than two attempts."""
+    """Share of all time, except pauses, that was spent in training; None with fewer than two attempts."""
     goodput: float | None = None
-    """Share of the time with nodes spent in training."""
+    """Share of the time with nodes that was spent in training; None with fewer than two attempts."""
     error_class: str = ""
     """Class of the last failure (docs/failures.md); empty if the run has not failed."""
     advice: str = ""
@@ -61,7 +61,7 @@ class Overview:
     """Message about invalid lines in $HPCACCEL_METRICS."""
     history: list[Attempt] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
-    """For a task of an array or a trial of a sweep: the settings that are its own."""
+    """For an array task or a sweep trial: its own settings."""
     tasks: list[Overview] = field(default_factory=list)
     """For an array: its tasks."""
     asked: float | None = None
@@ -77,7 +77,7 @@ class Overview:
 
 
 def overview(run: RunDir, status: RunStatus) -> Overview:
-    """Read the overview of a run with the given ``status`` from its directory."""
+    """Build the overview of a run from its ``status`` and its directory."""
     record = read_record(run)
     metrics = Metrics(run)
     metrics.read()
@@ -122,7 +122,7 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
 def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
     end = attempts[-1].end if attempts else None
     if end is None or not (status.state == "failed" or (status.state == "cancelled" and end.error_class)):
-        return {}  # among others, a run that was cancelled without a failure
+        return {}  # for example, a run that was cancelled without a failure
     return {"error_class": end.error_class or "", "advice": end.advice}
 
 

@@ -71,7 +71,7 @@ class StackGroup:
 
 
 def request_dump(run: RunDir, attempt: int) -> dict[int, int]:
-    """Request a dump of the stacks, unless no rank has a heartbeat file.
+    """Request a stack dump if at least one rank has a heartbeat file.
 
     Returns:
         Size in bytes of each rank's dump file before the request, by rank; empty if no rank has a heartbeat file.

@@ -1,4 +1,4 @@
-"""Data shown in the plots of a sweep, their colours, and the tooltips shown by a browser.
+"""Data and colours of a sweep's plots, and the tooltips that a browser shows.
 
 Tooltips need no script: matplotlib writes an artist's ``gid`` as the id of its group, and each such group, or each of
 its points, gets an SVG ``title``.
@@ -25,7 +25,7 @@ GOOD, DIM, BAD, BEST, INK = "#2a6fbb", "#b9c0c8", "#c8553d", "#e08e0b", "#2f3640
 
 @dataclass(frozen=True, kw_only=True)
 class SweepData:
-    """The data of all plots of a sweep."""
+    """The data for all plots of a sweep."""
 
     goal: Goal
     trials: Sequence[TrialRecord]

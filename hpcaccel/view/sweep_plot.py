@@ -30,7 +30,7 @@ __all__ = ["write_plot"]
 
 PICTURES = (".png", ".svg", ".pdf")
 SIZE, WIDE = (5.6, 3.5), (11.6, 3.7)
-"""Size of a panel in inches."""
+"""Sizes of a narrow and of a wide panel, in inches."""
 MOST_CURVES = 400
 MOST_LINES = 600
 """Maximum number of trials drawn as lines. In a larger sweep, these are the best ``MOST_CURVES`` and an evenly spaced

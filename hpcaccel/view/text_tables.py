@@ -28,7 +28,7 @@ _WORD = re.compile(r"\s*\S+|\s+$")
 
 
 class Styled(NamedTuple):
-    """A cell with a style of rich, such as a colour."""
+    """A cell with a rich style, such as a colour."""
 
     text: str
     style: str

@@ -45,7 +45,7 @@ class Interval:
 
     saves: int
     save_cost_seconds: float
-    """Mean time for which a periodic save blocks training; of all saves if none was periodic."""
+    """Mean time for which a periodic save blocks training; the mean over all saves if none was periodic."""
     interruptions: int
     """Attempts that failed, were lost, or lost steps."""
     seconds_between_interruptions: float | None
@@ -66,7 +66,7 @@ class Interval:
         return not 1 / FAR_OFF <= self.present_seconds / self.suggested_seconds <= FAR_OFF
 
     def cost(self, seconds: float) -> float:
-        """Share of the time that an interval of ``seconds`` costs, by saves and lost steps."""
+        """Share of the time that saves and lost steps cost at a checkpoint interval of ``seconds``."""
         assert self.seconds_between_interruptions is not None
         return self.save_cost_seconds / seconds + seconds / 2 / self.seconds_between_interruptions
 
@@ -99,12 +99,12 @@ class TimeReport:
 
     @property
     def ettr(self) -> float | None:
-        """Effective training time ratio: share of training in all time since the submission, without pauses."""
+        """Effective training time ratio: share of the time since submission, excluding pauses, spent in training."""
         return _share(self.seconds["training"], self.total_seconds - self.seconds["paused"])
 
     @property
     def goodput(self) -> float | None:
-        """Share of training in the time with nodes."""
+        """Share of the time with nodes that was spent in training."""
         return _share(self.seconds["training"], self.held_seconds)
 
     def to_json(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class TimeReport:
 
 
 def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> TimeReport:
-    """Read the report on a run with the given ``status`` from its directory."""
+    """Compute the report on a run from its ``status`` and its directory."""
     now = time.time() if now is None else now
     if status.tasks:
         return _together(status, [report(run.task(i), task, now=now) for i, task in enumerate(status.tasks)])
@@ -173,7 +173,7 @@ def _span(run: RunDir, attempt: Attempt, start: AttemptStart, now: float, goes_o
     ended = now
     if attempt.end is not None:
         ended = start.time + attempt.end.seconds
-    elif not goes_on:  # its batch step recorded no end: the last step is the last known moment
+    elif not goes_on:  # its batch step recorded no end: the end of the last training step is the last known time
         ended = attempt.steps.last_time or start.time
     return AttemptSpan(
         start=start,

@@ -34,7 +34,7 @@ WATCH = {"--watch", "-w"}
 LOCAL_OPTIONS = ("--cluster", "--secret")
 """Options that apply to this machine only."""
 COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("COMMAND_LINE")
-"""Arguments of this call of ``hpcaccel``; set by the program."""
+"""Arguments of this ``hpcaccel`` call; set by the root command."""
 
 Secret = Annotated[
     list[str] | None,
@@ -54,7 +54,7 @@ C = TypeVar("C", bound=Callable[..., None])
 def forwarded(
     words: Sequence[str], command: C, *, effect: Effect = "changes", not_there: Mapping[str, str] | None = None
 ) -> C:
-    """Wrap ``command``: if its run or ``--cluster`` is behind SSH, the login node executes it with the same options.
+    """Wrap ``command`` so that it runs on the login node, with the same options, if its run or cluster is behind SSH.
 
     Args:
         words: the command's name, as in ``["sweep", "status"]``.
@@ -155,7 +155,7 @@ def copy_frames(conversation: RemoteRequest, printed: Callable[[dict[str, Any]],
     """Print the output of a command as it arrives. Returns the exit code.
 
     Args:
-        printed: called with the head of each frame after it is printed.
+        printed: called with the head of each frame after the frame is printed.
     """
 
     def show(head: dict[str, Any], payload: bytes) -> None:
@@ -169,7 +169,7 @@ def copy_frames(conversation: RemoteRequest, printed: Callable[[dict[str, Any]],
 
 
 def follow_there(cluster: RemoteCluster, request: dict[str, Any], talk: Callable[[RemoteRequest], int]) -> int:
-    """Run a command on the cluster that follows a run, until it ends or Ctrl-C is pressed. Returns its exit code."""
+    """Run a command that follows a run on the cluster, until the command ends or Ctrl-C. Returns the exit code."""
     try:
         return int(cluster.again(lambda: cluster.converse(request, talk)))
     except KeyboardInterrupt:
@@ -187,7 +187,7 @@ def secrets_for(cluster: str, runs: Iterable[str], values: dict[str, Any]) -> fr
     that the run's spec declared when it was submitted from this machine, and those that the user lists with --secret.
 
     Args:
-        runs: the runs of the command, by their names on the cluster.
+        runs: the command's runs, by their names on the cluster.
 
     Raises:
         UserError: ``--secret`` is not the name of a variable, or the variable is not set on this machine.

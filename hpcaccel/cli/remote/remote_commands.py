@@ -198,7 +198,7 @@ def refuse_by_facts(
 
 
 def bundle_to_inspect(cluster: RemoteCluster, file: Path, overrides: Sequence[str]) -> SubmissionBundle:
-    """Bundle a spec file of this machine for a command on the cluster that does not submit it.
+    """Bundle a spec file on this machine for a command that runs on the cluster and does not submit it.
 
     Raises:
         SpecError: the file has mistakes; the message has a line for each.

@@ -66,8 +66,8 @@ def answer(context: typer.Context) -> None:
 
 
 def _command(request: dict[str, Any], frames: FrameWriter | _WithSubmitted | _WithFile) -> None:
-    """Run an hpcaccel command. If the request has an ``id``, the output is stored: a repeated request returns it, and
-    runs the command again only if it failed."""
+    """Run an hpcaccel command. If the request has an ``id``, the output is stored: a repeated request returns that
+    output, and runs the command again only if it failed."""
     from hpcaccel.submission.entrypoint.entry import secrets_from
     from hpcaccel.submission.remote.requests import kept
     from hpcaccel.submission.runs.control import named_requests
@@ -110,7 +110,7 @@ def _request_secrets(names: Sequence[str], frames: FrameWriter | _WithSubmitted 
 
 
 def _submit(request: dict[str, Any], frames: FrameWriter) -> None:
-    """Run ``submit`` or ``sweep start`` with the spec, the profile and the code of the request."""
+    """Run ``submit`` or ``sweep start`` with the spec, the profile and the code from the request."""
     from hpcaccel.submission.remote.requests import arrived, submitted
 
     with arrived(request) as args:
@@ -118,7 +118,7 @@ def _submit(request: dict[str, Any], frames: FrameWriter) -> None:
 
 
 def _look(request: dict[str, Any], frames: FrameWriter) -> None:
-    """Run a command that does not submit, with the spec and the profile of the request."""
+    """Run a command that does not submit, with the spec and the profile from the request."""
     from hpcaccel.submission.remote.requests import looked_at
 
     with looked_at(request) as args:
@@ -164,7 +164,7 @@ class _WithSubmitted:
 
 
 def _logs(request: dict[str, Any], frames: FrameWriter) -> None:
-    """Run ``logs``; each chunk has the position after it."""
+    """Run ``logs``; each chunk is sent with the position after it."""
     from hpcaccel.cli.ranks import stream_logs
 
     if request.get("follow"):

@@ -23,7 +23,7 @@ _CHECKPOINTS = ("checkpoint", "place", "places", "source")
 
 
 def cluster_of_arguments(values: Mapping[str, Any]) -> tuple[RemoteCluster, dict[str, str]] | None:
-    """The cluster behind SSH of a command with the arguments ``values``; None for this machine.
+    """The cluster behind SSH that a command with the arguments ``values`` targets; None for this machine.
 
     Returns:
         The cluster, and for each run name in the arguments its name on the cluster.
@@ -84,7 +84,7 @@ def _has_checkpoints(path: Path) -> bool:
 
 
 def without_cluster(cluster: RemoteCluster, text: str) -> str:
-    """``alps:gpt@100`` and ``afterany:alps:gpt`` without the name of the cluster alps."""
+    """Remove the cluster's name: ``alps:gpt@100`` becomes ``gpt@100``, ``afterany:alps:gpt`` becomes ``afterany:gpt``."""
     own = f"{cluster.name}:"
     kind, colon, rest = text.partition(":")
     if colon and rest.startswith(own):
@@ -139,7 +139,7 @@ def _with_cluster(token: str) -> tuple[RemoteCluster, str] | None:
 
 
 def _is_here(token: str, *, newer_than: str, only_sweeps: bool) -> bool:
-    """Whether ``token`` is a run on this machine that is newer than the run ``newer_than`` on a cluster."""
+    """Whether ``token`` is the exact id of a run on this machine, or names one newer than the run ``newer_than``."""
     from hpcaccel.submission.runs.find import find_run
     from hpcaccel.submission.runs.run_handle import SweepRun
 

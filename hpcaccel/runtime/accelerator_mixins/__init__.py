@@ -1,4 +1,4 @@
-"""The methods of the Accelerator, one mixin per group, and ``SessionMixin``, their base class.
+"""The Accelerator's methods, one mixin per group, and ``SessionMixin``, the mixins' base class.
 
 The methods delegate to the other packages of the runtime.
 """

@@ -27,14 +27,14 @@ class PrepareMixin(SessionMixin):
 
         Args:
             objects: in any order.
-            device_placement: for each object: whether it (of a loader: its batches) is moved to this rank's device.
+            device_placement: for each object, whether it (for a loader: its batches) is moved to this rank's device.
 
         Returns:
             The prepared objects in the same order; a single object without a tuple.
 
         Raises:
-            RuntimeMisuse: ``device_placement`` has another length; an object was prepared before, and the script
-                passes the original; an optimizer has no parameter of a prepared model.
+            RuntimeMisuse: ``device_placement`` and ``objects`` differ in length; an object was prepared before, and the
+                script passes the original; an optimizer has no parameter of a prepared model.
         """
         from hpcaccel.runtime.preparation import prepare
 
@@ -55,7 +55,7 @@ class PrepareMixin(SessionMixin):
         return prepare_model(self._begun(), model, place=place, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
-        """Prepare one optimizer, after its model. Its state is on the device of its parameters."""
+        """Prepare one optimizer, after its model. The optimizer's state is on its parameters' device."""
         return self.prepare(optimizer)
 
     def prepare_data_loader(
@@ -94,7 +94,7 @@ class PrepareMixin(SessionMixin):
         return ddp.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-        """A loader that skips the first batches of this rank in every iteration, without reading map-style data."""
+        """A loader that skips this rank's first batches in every iteration, without reading map-style data."""
         from hpcaccel.runtime.data.batch_samplers import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)

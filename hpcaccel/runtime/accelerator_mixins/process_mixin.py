@@ -1,4 +1,4 @@
-"""Properties of this process among the ranks, the device mesh, and collectives."""
+"""This process's place among the ranks, the device mesh, and collectives."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def torch_device_mesh(self) -> DeviceMesh:
-        """The mesh of ranks, with torch's dimension names. All ranks must read it together for the first time."""
+        """The mesh of ranks, with torch's dimension names. The first read is a collective call of all ranks."""
         return self._session.mesh
 
     @property
@@ -67,7 +67,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """Index of this process's shard in its replica."""
+        """Index of this process's shard within its replica."""
         layout = self._session.layout
         return self.process_index // layout.tensor % layout.shard
 
@@ -109,7 +109,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
         Raises:
             RuntimeMisuse: with several ranks: a leaf is not a tensor; shapes or types differ, or some ranks do not call
-                (without ``debug`` only the first calls with GPU tensors are compared).
+                (without ``debug``, of the calls with GPU tensors only the first are checked).
         """
         from hpcaccel.runtime.distributed.collectives.gathering import gather
 
@@ -117,7 +117,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """``gather``, without the samples that the loader in use has repeated to pad its last batch. Lists without
-        tensors are concatenated as objects; several ranks get other objects as a list with one per rank.
+        tensors are concatenated as objects; with several ranks, any other object becomes a list of all ranks' objects.
 
         Args:
             use_gather_object: gather tensors as objects, too, so that their shapes may differ.
@@ -144,7 +144,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         return reduce(tensor, self._group(), reduction=reduction, scale=scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
-        """Pad tensors, nested as in ``gather``, with ``pad_index`` along ``dim`` to the longest length of any rank.
+        """Pad tensors, nested as in ``gather``, with ``pad_index`` along ``dim`` to the greatest length on any rank.
 
         Raises:
             RuntimeMisuse: a leaf is not a tensor; types or numbers of dimensions differ; some ranks do not call.

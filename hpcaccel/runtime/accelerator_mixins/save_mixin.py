@@ -26,7 +26,7 @@ class SaveMixin(SessionMixin):
     _project_config: ProjectConfiguration | None
 
     def _set_directories(self, project_config: Any, project_dir: Any) -> Any:
-        """Store the constructor's arguments about directories.
+        """Store the constructor's directory arguments.
 
         Returns:
             The project directory, which either argument may set.
@@ -41,7 +41,7 @@ class SaveMixin(SessionMixin):
 
     @property
     def project_configuration(self) -> ProjectConfiguration:
-        """Directories of checkpoints and logs. Scripts may set its ``iteration``."""
+        """Directories of checkpoints and logs. Scripts may set ``project_configuration.iteration``."""
         if self._project_config is None:
             from hpcaccel.runtime.handlers import ProjectConfiguration
 
@@ -89,7 +89,7 @@ class SaveMixin(SessionMixin):
         safe_serialization: bool = True,
     ) -> None:
         """Write the model's weights in the layout of Hugging Face's libraries. For a sharded model all ranks must call;
-        rank 0 gathers one file after the other.
+        rank 0 gathers the weights of one file at a time.
 
         Raises:
             RuntimeMisuse: the model is sharded, and some ranks did not call; or it cannot be written in this format.
@@ -116,7 +116,7 @@ class SaveMixin(SessionMixin):
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Include objects with ``state_dict`` and ``load_state_dict`` in checkpoints; the same on all ranks."""
+        """Include objects with ``state_dict`` and ``load_state_dict`` in checkpoints; pass the same on all ranks."""
         self._session.prepared.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
@@ -140,9 +140,9 @@ class SaveMixin(SessionMixin):
         """Save all prepared and registered objects now. All ranks call this.
 
         Args:
-            output_dir: a directory, in which older checkpoints are kept; default: the run's checkpoint directory. If
-                the project configuration numbers checkpoints, the next numbered directory is used instead.
-            safe_serialization: ignored: hpcaccel's checkpoint format has no pickles.
+            output_dir: a directory, whose older checkpoints are not deleted; default: the run's checkpoint directory.
+                If the project configuration numbers checkpoints, the next numbered directory is used instead.
+            safe_serialization: ignored: hpcaccel's checkpoint format contains no pickles.
 
         Returns:
             The checkpoint's directory.
@@ -169,8 +169,8 @@ class SaveMixin(SessionMixin):
         batches then skips nothing further.
 
         Args:
-            input_dir: a checkpoint, or a directory of checkpoints, of which the newest is used; default: the newest of
-                this training.
+            input_dir: a checkpoint, or a directory of checkpoints, of which the newest is used; default: this
+                training's newest checkpoint.
 
         Raises:
             RuntimeMisuse: there is nothing to load; some ranks did not call.

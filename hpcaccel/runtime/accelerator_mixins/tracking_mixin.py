@@ -44,7 +44,7 @@ class TrackingMixin(SessionMixin):
 
     @property
     def logging_dir(self) -> str | None:
-        """Directory of trackers that write files: ``logging_dir`` of ``project_config``, ``project_dir``, or
+        """Directory for trackers that write files: ``logging_dir`` of ``project_config``, ``project_dir``, or
         ``trackers`` in the run directory."""
         given: str | None = getattr(self._project_config, "logging_dir", None) or self.project_dir
         run = self._session.place.run
@@ -89,8 +89,8 @@ class TrackingMixin(SessionMixin):
 
         Args:
             values: numbers, texts, tensors of one element, dicts of these; other objects go to trackers only.
-            step: default: the number of completed optimizer steps, or the current step between accumulation boundaries;
-                at least the largest step logged before. If a name has several values at one step, the last one counts
+            step: default: the number of completed optimizer steps, plus one between accumulation boundaries; at least
+                the largest step logged before. If a name has several values at one step, the last one counts
                 in the metrics and in W&B; TensorBoard shows all.
             log_kwargs: keywords by tracker: ``{"wandb": {"commit": False}}``.
         """

@@ -59,7 +59,7 @@ class TrainingMixin(SessionMixin):
 
     @property
     def fp8_backend(self) -> str:
-        """Library of the fp8 recipe: ``AO``, ``TE`` or ``MSAMP``; without one ``ACCELERATE_FP8_BACKEND``, or ``NO``."""
+        """Library of the fp8 recipe: ``AO``, ``TE`` or ``MSAMP``; no recipe: ``$ACCELERATE_FP8_BACKEND`` or ``NO``."""
         recipe = self._session.handlers.fp8
         if recipe is None:
             return os.environ.get("ACCELERATE_FP8_BACKEND", "NO").upper()
@@ -167,16 +167,16 @@ class TrainingMixin(SessionMixin):
         """Load the newest checkpoint into all prepared objects.
 
         Returns:
-            ``step``, ``epoch`` and ``path`` of the checkpoint; path is None if there is none.
+            ``step``, ``epoch`` and ``path`` of the checkpoint; ``path`` is None if there is no checkpoint.
         """
         return self._session.loop.resume()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Iterate over the remaining epochs of ``count``. Calls ``resume`` if the script has not."""
+        """Iterate over the remaining epochs out of ``count``. Calls ``resume`` if the script has not."""
         return self._session.loop.epochs(count)
 
     def steps(self, count: int) -> Iterator[int]:
-        """Iterate over the remaining steps of ``count``, without epochs. Calls ``resume`` if the script has not."""
+        """Iterate over the remaining steps out of ``count``, without epochs. Calls ``resume`` if the script has not."""
         return self._session.loop.steps(count)
 
     def checkpoint(self) -> None:

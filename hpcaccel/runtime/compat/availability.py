@@ -143,7 +143,7 @@ def is_available(name: str, min_version: str | None = None) -> bool:
 
 
 def is_habana_gaudi1() -> bool:
-    """False: hpcaccel does not support the first Gaudi."""
+    """Always False: hpcaccel does not support the first Gaudi."""
     return False
 
 
@@ -177,12 +177,12 @@ def _required(package: str) -> Callable[[Function], Function]:
 
 
 def deepspeed_required(function: Function) -> Function:
-    """Decorator: calls of ``function`` raise ImportError if deepspeed is not installed."""
+    """Decorator: calls to ``function`` raise ImportError if deepspeed is not installed."""
     return _required("deepspeed")(function)
 
 
 def torchao_required(function: Function) -> Function:
-    """Decorator: calls of ``function`` raise ImportError if torchao is not installed."""
+    """Decorator: calls to ``function`` raise ImportError if torchao is not installed."""
     return _required("torchao")(function)
 
 
@@ -220,7 +220,7 @@ def is_torch_version(operation: str, version: str) -> bool:
 
 
 KERNEL = (5, 5)
-"""Oldest Linux kernel without the hangs of multi-process training that Accelerate warns of."""
+"""Oldest Linux kernel without the hangs in multi-process training about which Accelerate warns."""
 
 
 def check_os_kernel() -> None:
@@ -246,7 +246,7 @@ def get_current_device_type() -> tuple[str, str]:
 
 @cache
 def check_cuda_fp8_capability() -> bool:
-    """Whether this process's GPU computes in fp8: capability 8.9 or later.
+    """Whether this process's GPU supports fp8: compute capability 8.9 or higher.
 
     Raises:
         RuntimeError, AssertionError: there is no GPU, or torch is built without CUDA (raised by torch).

@@ -1,7 +1,7 @@
-"""Import paths of Accelerate without files: modules created at run time, and ``__getattr__`` of modules with a file.
+"""Accelerate's import paths that have no file here: modules created at run time, and ``__getattr__`` of other modules.
 
 ``hpcaccel.utils.operations``, ``hpcaccel.commands.launch`` and others are modules in ``sys.modules``, created when this
-module is imported. They look up names in their package; other names of Accelerate raise an error with the reason.
+module is imported. They look up names in their package; Accelerate's other names raise an error with the reason.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def find_in_utils(name: str) -> Any:
     """``__getattr__`` of ``hpcaccel.utils``: a submodule without a file.
 
     Raises:
-        ImportError: a name of Accelerate that hpcaccel does not have.
+        ImportError: an Accelerate name that hpcaccel does not have.
         AttributeError: any other name.
     """
     return sys.modules[f"hpcaccel.utils.{name}"] if name in _UTILS else refuse(name)
@@ -116,7 +116,7 @@ def find_anywhere(name: str) -> Any:
     from Accelerate's module ``accelerator`` that exist there only because the module itself imports them.
 
     Raises:
-        ImportError: a name of Accelerate that hpcaccel does not have.
+        ImportError: an Accelerate name that hpcaccel does not have.
         AttributeError: any other name.
     """
     if not name.startswith("__"):

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def convert_file_size_to_int(size: int | str) -> int:
-    """Number of bytes of a size: ``"5GB"`` is in powers of 1,000, ``"5GiB"`` of 1,024, ``"5Gb"`` in bits.
+    """Number of bytes in a size: ``"5GB"`` uses powers of 1,000, ``"5GiB"`` powers of 1,024; ``"5Gb"`` is in bits.
 
     Raises:
         RuntimeMisuse: the text is not a size.
@@ -151,7 +151,7 @@ def find_tied_parameters(model: nn.Module, **_: Any) -> list[list[str]]:
 
 
 def retie_parameters(model: nn.Module, tied_params: list[list[str]]) -> None:
-    """Assign to all names of a group the first of their parameters that is not on the meta device."""
+    """Tie the names of each group again, to the group's first parameter that is not on the meta device."""
     for group in tied_params:
         held = [model.get_parameter(name) for name in group]
         real = next((parameter for parameter in held if parameter.device.type != "meta"), None)
@@ -216,6 +216,6 @@ def merge_dicts(source: dict[Any, Any], destination: dict[Any, Any]) -> dict[Any
 
 
 def get_pretty_name(obj: Any) -> str:
-    """The name of a class or a function; of other objects the name of their class."""
+    """The name of a class or a function; for other objects, the name of their class."""
     named = obj if hasattr(obj, "__qualname__") or hasattr(obj, "__name__") else type(obj)
     return str(getattr(named, "__qualname__", None) or named.__name__)

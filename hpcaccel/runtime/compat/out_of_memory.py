@@ -16,7 +16,7 @@ from hpcaccel.runtime.distributed.world import World
 __all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]
 
 SMALLER = 0.9
-"""Default factor from a batch size that does not fit to the next one."""
+"""Default ratio of the next batch size to one that did not fit."""
 WHAT = "find_executable_batch_size"
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -49,7 +49,7 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or in the host, or cuDNN does not support this size."""
+    """Whether memory ran out, on a GPU or on the host, or cuDNN does not support this size."""
     if isinstance(exception, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(exception, RuntimeError) and any(text in str(exception) for text in _OUT_OF_MEMORY)
@@ -65,16 +65,16 @@ def find_executable_batch_size(
 
     After each call the ranks exchange its outcome, so that all ranks return with the same size, or no rank returns. A
     rank that runs out of memory interrupts ranks that wait for it in hpcaccel's collectives of CPU tensors and objects.
-    It cannot interrupt ranks that wait in a collective of torch, such as a gradient all-reduce. If the script has
-    prepared models, this is an error after the control timeout; use a smaller ``starting_batch_size``.
+    It cannot interrupt ranks that wait in a torch collective, such as a gradient all-reduce. If the script has prepared
+    models, the first rank then raises an error after the control timeout; use a smaller ``starting_batch_size``.
 
     Args:
         starting_batch_size: size of the first call.
         reduce_batch_size_fn: returns the next size; default: nine tenths of the previous one.
 
     Raises:
-        TypeError: the caller has passed a batch size itself.
-        RuntimeError: no batch size fits, and the next one would be zero.
+        TypeError: the caller has passed a batch size.
+        RuntimeError: no batch size fits: the next one would be zero.
         RuntimeMisuse: other ranks do not return from the function, or do not call it.
     """
     if function is None:

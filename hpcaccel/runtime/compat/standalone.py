@@ -34,7 +34,7 @@ __all__ = [
 
 
 class _NoLoop:
-    """Loop hooks for loaders of a process without an Accelerator: nothing is saved or stopped."""
+    """Loop hooks for loaders in a process without an Accelerator: nothing is saved or stopped."""
 
     finishing = False
     finished_epochs_are_over = False
@@ -70,7 +70,7 @@ def prepare_data_loader(
     use_stateful_dataloader: bool = False,
     torch_device_mesh: Any = None,
 ) -> PreparedLoader:
-    """This rank's part of a loader, as ``Accelerator.prepare`` returns it. Checkpoints do not contain its position: to
+    """This rank's part of a loader, as ``Accelerator.prepare`` returns it. Checkpoints do not contain its position. To
     resume in the middle of an epoch, use ``Accelerator.prepare``.
 
     Args:
@@ -130,8 +130,8 @@ def get_sampler(dataloader: DataLoader[Any]) -> Any:
 def save(
     obj: Any, f: str | os.PathLike[str] | Any, save_on_each_node: bool = False, safe_serialization: bool = False
 ) -> None:
-    """Write ``obj`` on the main process, or on the first process of each node. If ``obj`` contains shards of a model,
-    all ranks must call.
+    """Write ``obj`` on the main process, or with ``save_on_each_node`` on the first process of each node. If ``obj``
+    contains a model's shards, all ranks must call.
 
     Raises:
         RuntimeMisuse: ``obj`` contains shards, and some ranks did not call; or it does not fit the format.
@@ -158,8 +158,8 @@ def extract_model_from_parallel(
 
 
 def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
-    """Compile repeated blocks in place, each by itself, so that they share one compilation. A model without repeated
-    blocks is compiled as a whole."""
+    """Compile repeated blocks in place and individually, so that one compilation serves them all. A model without
+    repeated blocks is compiled as a whole."""
     if compile_blocks(module, compile_kwargs):
         return module
     return compile_whole(module, compile_kwargs)

@@ -12,7 +12,7 @@ from torch import nn
 __all__ = ["RegressionDataset", "RegressionModel", "are_the_same_tensors", "assert_exception", "torch_device"]
 
 torch_device = "cuda" if torch.cuda.is_available() else "cpu"
-"""The kind of device of this machine."""
+"""This machine's kind of device."""
 
 
 class RegressionDataset:

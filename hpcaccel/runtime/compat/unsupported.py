@@ -1,4 +1,4 @@
-"""Names of Accelerate that hpcaccel does not have: the reason for each, and the replacement.
+"""Accelerate's names that hpcaccel does not have: the reason for each, and the replacement.
 
 The modules with Accelerate's import paths take their ``__getattr__`` from here, so that the error of
 ``from hpcaccel.utils import DeepSpeedPlugin`` gives the reason.
@@ -101,7 +101,7 @@ REASONS = {name: reason for reason, names in _REASONS.items() for name in names.
 
 
 def why(name: str) -> str | None:
-    """Why hpcaccel does not have a name of Accelerate, and what to use instead; None for any other name."""
+    """Why hpcaccel does not have an Accelerate name, and what to use instead; None for any other name."""
     return REASONS.get(name)
 
 

@@ -49,7 +49,7 @@ class SeedableRandomSampler(RandomSampler):
 
 
 class BatchSamplerShard(Sampler[Any]):
-    """One rank's batches of a batch sampler, which every rank iterates over.
+    """One rank's batches of a batch sampler that every rank iterates over.
 
     Args:
         split_batches: divide each batch among the ranks, instead of assigning whole batches.
@@ -158,7 +158,7 @@ def seedable_order(batch_sampler: Any, seed: int, epoch: int) -> Any:
     inner = getattr(batch_sampler, "sampler", None)
     if type(batch_sampler) is not BatchSampler or type(inner) is not RandomSampler:
         return batch_sampler
-    # _num_samples is the constructor's argument, which may be None; num_samples is not.
+    # _num_samples is the constructor's argument, which may be None; num_samples never is.
     sampler = SeedableRandomSampler(inner.data_source, inner.replacement, inner._num_samples, data_seed=seed)
     sampler.set_epoch(epoch)
     return BatchSampler(sampler, batch_sampler.batch_size, batch_sampler.drop_last)

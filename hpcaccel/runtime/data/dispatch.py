@@ -99,7 +99,7 @@ class Dispatcher:
         self._send_code(_WAIT)
 
     def fail(self, error: Exception) -> None:
-        """Make the receiving ranks raise an error with the text of ``error``, which this rank's reading has raised."""
+        """Make the receiving ranks raise an error with the text of ``error``, which reading on this rank raised."""
         self._send_code(_ERROR)
         kind = "misuse" if isinstance(error, RuntimeMisuse) else "error"
         text = str(error) if kind == "misuse" else f"{type(error).__name__}: {error}"

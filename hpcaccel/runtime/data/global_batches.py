@@ -179,7 +179,7 @@ def _can_join(batches: list[Any]) -> bool:
 
 
 def _join(parts: list[Any]) -> Any:
-    """Concatenate batches: tensors along dimension 0, and lists without tensors. Other values: those of the first."""
+    """Concatenate batches: tensors along dimension 0, and lists without tensors. Other values are the first batch's."""
     head = parts[0]
     if isinstance(head, torch.Tensor):
         return torch.cat(parts) if head.ndim else head

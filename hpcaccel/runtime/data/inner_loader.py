@@ -22,7 +22,7 @@ _OPENING = -1
 
 
 def options_of(user: DataLoader[Any], generator: torch.Generator | None) -> dict[str, Any]:
-    """The options of the user's loader, except batching, to be passed to a DataLoader of another dataset or sampler."""
+    """The options of the user's loader, except batching, to be passed to a loader with another dataset or sampler."""
     found: dict[str, Any] = {
         "num_workers": user.num_workers,
         "collate_fn": user.collate_fn,
@@ -109,8 +109,8 @@ class LoaderPlan:
 class PlannedData:
     """The user's dataset, indexed with (seed, position, indices).
 
-    The global generators are seeded before each batch, so that random augmentation is the same after a resume, in a
-    new worker process.
+    The global generators are seeded before each batch, so that random augmentation is the same in the new worker
+    processes after a resume.
     """
 
     def __init__(self, dataset: Any) -> None:

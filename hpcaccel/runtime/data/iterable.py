@@ -169,7 +169,7 @@ def forward(
     report: Callable[[int, int], None] | None = None,
     keep: Callable[[Any], None] | None = None,
 ) -> Iterator[Any]:
-    """The items after the first ``count``, which are read and discarded.
+    """Read and discard the first ``count`` items; return an iterator over the rest.
 
     Args:
         report: called after each discarded item with the number of items read so far and ``count``.
@@ -185,8 +185,8 @@ def forward(
 
 
 class SkipProgress:
-    """Progress of reading forward, on standard error after the first 2 s: one line that is overwritten on a terminal,
-    elsewhere a line every 30 s.
+    """Progress of reading forward, on standard error after the first 2 s: on a terminal, one line that is overwritten;
+    elsewhere, a line every 30 s.
 
     Args:
         shown: whether it is printed at all.

@@ -36,12 +36,12 @@ __all__ = ["DispatchedLoader", "PreparedLoader", "is_dispatched", "make_loader"]
 class PreparedLoader(ReadingLoader):
     """The user's DataLoader, prepared: ``len`` and iteration cover this rank's part.
 
-    Every iteration is a new epoch, also after a ``break``, except that the first one after a resume may continue the
+    Every iteration is a new epoch, even after a ``break``, except that the first one after a resume may continue the
     saved epoch. With workers the global generators are seeded for each batch, so that random augmentation is the same
     after a resume.
 
     Args:
-        seed: base of all seeds; the same on every rank. A sampler with a generator of its own draws the order from it.
+        seed: base of all seeds; the same on every rank. A sampler's own generator, if any, determines the order.
         even_batches: all ranks get the same number of batches; repeated samples fill up an incomplete last round.
         split_batches: divide each of the loader's batches among the ranks, instead of assigning whole batches.
         dispatch_batches: rank 0 reads for all ranks. None: true for iterable datasets with ``put_on_device``, else
@@ -50,7 +50,7 @@ class PreparedLoader(ReadingLoader):
         rng_types: generators that are set to rank 0's state at the start of each iteration. The sampler's generator
             needs no communication: it has had the same state on all ranks since ``prepare()``.
         slice_fn: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns rank r's part of a collated
-            batch, where collated batches are divided among the ranks.
+            batch. Used where collated batches are divided among the ranks.
         seedable: draw the order from a generator seeded with ``seed + epoch``, not from the sampler's own.
         stateful: read an iterable dataset with torchdata's StatefulDataLoader.
 
@@ -155,8 +155,8 @@ class PreparedLoader(ReadingLoader):
 
     @property
     def batch_sampler(self) -> Any:  # type: ignore[override]
-        """This rank's part of the user's batch sampler; all of it for a stream, one data rank, or if rank 0 reads for
-        all."""
+        """This rank's part of the user's batch sampler; all of it for a stream, with one data rank, or if rank 0
+        reads for all ranks."""
         own: Any = self.user_loader.batch_sampler
         order = self._cursor.order
         if order is None or own is None:
@@ -189,8 +189,8 @@ class PreparedLoader(ReadingLoader):
             took, step_is_over, place = self._in_use.took_batch_from, hooks.step_is_over, self._place
             batches = self._open()
             if cursor.resumed:
-                # Undo the draws of _open(): they precede the checkpoint. If another loader has returned batches since
-                # the load, restore_rng() does nothing, and the states from before _open() remain.
+                # Undo the draws of _open(): the checkpoint includes them already. If another loader has returned
+                # batches since the load, restore_rng() does nothing, and the states from before _open() remain.
                 put_back(generators)
                 hooks.restore_rng()
             for number, batch in enumerate(batches, 1):

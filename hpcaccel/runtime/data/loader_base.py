@@ -103,7 +103,7 @@ class LoaderFacts(DataLoader[Any]):
 
     @property
     def total_dataset_length(self) -> int:
-        """Number of samples of the dataset, on all ranks together."""
+        """Number of samples in the dataset, on all ranks together."""
         found: Any = getattr(self.dataset, "total_length", None)
         return int(len(self.dataset) if found is None else found)  # type: ignore[arg-type]
 

@@ -2,11 +2,11 @@
 
 A task with one visible GPU uses it (index 0). If all GPUs of a node are visible to all its ranks, each rank uses the
 GPU whose index is its local rank. A Slurm task with several GPUs of its own would leave all but one idle. This is an
-error, except in an interactive shell of ``srun --pty`` and with ``HPCACCEL_GPUS_PER_TASK=all``, for a program that
+error, except in an interactive ``srun --pty`` shell and with ``HPCACCEL_GPUS_PER_TASK=all``, for a program that
 spreads one model over all GPUs of the task.
 
-One mesh with torch's own dimension names, outermost first: ``dp_replicate``, ``dp_shard``, ``tp``. Neighbouring ranks
-are tensor-parallel, because those communicate most.
+The mesh has torch's own dimension names, outermost first: ``dp_replicate``, ``dp_shard``, ``tp``. Neighbouring ranks
+are tensor-parallel, because tensor-parallel ranks communicate most.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _tensor_size(settings: Settings, handlers: Any) -> int:
 def build(layout: MeshLayout, device: torch.device, *, sharded: bool) -> DeviceMesh:
     """Create the mesh of all ranks; a collective call.
 
-    Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded``; ``dp_replicate`` is used if none is left.
+    Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded``; ``dp_replicate`` is kept if no other is left.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -116,7 +116,7 @@ def build(layout: MeshLayout, device: torch.device, *, sharded: bool) -> DeviceM
 def _clear_mesh_caches() -> None:
     """Clear torch's caches of DTensor operations.
 
-    The caches are keyed by mesh. A new mesh can be equal to an old one, whose process groups are destroyed.
+    The caches are keyed by mesh. A new mesh can be equal to an old one whose process groups have been destroyed.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
@@ -143,7 +143,7 @@ def tensor_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether ``value`` is a DTensor. Does not import torch's DTensor module: if it is not imported, there are none."""
+    """Whether ``value`` is a DTensor. Imports nothing: before torch's module is imported, there are no DTensors."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
@@ -161,9 +161,9 @@ _NONE = ("-1", "NoDevFiles")
 
 
 def choose_device(env: RankEnvironment, *, cpu: bool) -> torch.device:
-    """The rank's device: its one visible GPU, or the GPU of its local rank, or the CPU.
+    """The rank's device: its one visible GPU, or the GPU with its local rank's index, or the CPU.
 
-    With ``HPCACCEL_GPUS_PER_TASK=all``: the first of its GPUs.
+    With ``HPCACCEL_GPUS_PER_TASK=all``: the first of the rank's GPUs.
 
     Raises:
         RankEnvironmentError: this node has fewer visible GPUs than ranks, or this Slurm task would leave GPUs idle.

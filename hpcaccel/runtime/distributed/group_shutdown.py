@@ -1,4 +1,4 @@
-"""Parts of the shutdown of process groups: a barrier, a wait for busy threads, and groups that stay after a failure."""
+"""Steps in shutting down process groups: a barrier, a wait for busy threads, and keeping groups after a failure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["EndBarrier", "keep_groups", "settle"]
 SETTLE_SECONDS = 2.0
 SETTLE_POLL_SECONDS = 0.001
 QUIET_POLLS = 5
-"""Number of consecutive polls in which no other thread may run."""
+"""Number of consecutive polls that must find no other thread running."""
 FIRST_POLL_SECONDS = 0.005
 LONGEST_POLL_SECONDS = 1.0
 READ_SECONDS = 2.0
@@ -23,11 +23,11 @@ READ_SECONDS = 2.0
 
 class EndBarrier:
     """Barrier at the end of the program, through the ranks' store: a collective could pair with a different collective
-    of another rank.
+    on another rank.
 
     Args:
         store: a ``torch.distributed`` store that all ranks share.
-        failure_keys: keys of the store that exist once a rank has failed.
+        failure_keys: keys of the store, at least one of which exists once a rank has failed.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, failure_keys: Iterable[str]) -> None:
@@ -95,7 +95,7 @@ def _others_run() -> bool:
 
 def keep_groups() -> None:
     """Keep the current process groups until the process ends: destroying them could wait for ranks that are gone."""
-    import torch.distributed as dist  # a program with one process may have no torch
+    import torch.distributed as dist  # a single-process program may run without torch
 
     if not dist.is_initialized():
         return

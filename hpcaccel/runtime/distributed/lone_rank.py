@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class LoneRank:
-    """A process that agrees with no other.
+    """A process that does not coordinate with any other.
 
     Args:
-        rank: its rank. Only rank 0 writes files of the run, also if other processes run beside it.
+        rank: its rank. Only rank 0 writes the run's files, even if other processes run beside it.
     """
 
     control: None = None
@@ -32,13 +32,13 @@ class LoneRank:
         return value
 
     def wait_for_all(self, what: str = "") -> None:
-        """There is no other rank."""
+        """Do nothing: there is no other rank."""
 
     def wait_at_exit(self) -> bool:
         return True
 
     def publish_failure(self, error: BaseException) -> None:
-        """There is no other rank."""
+        """Do nothing: there is no other rank."""
 
     def leave(self) -> None:
-        """There is no group."""
+        """Do nothing: there is no group."""

@@ -1,4 +1,4 @@
-"""Discovery of the store's port: a small service of rank 0 on one of several candidate ports, and the search for it.
+"""Discovery of the store's port: rank 0's small service on one of several candidate ports, and the search for it.
 
 Protocol: one line per request and response, ``hpcaccel <name>`` → ``hpcaccel <name> <port>``. The response to any other
 request, such as one with another group's name, is ``hpcaccel`` alone.
@@ -26,7 +26,7 @@ STRIDE = 997
 """Distance between candidates; coprime to PORTS, so that all candidates differ."""
 
 RESPONSE_SECONDS = 1.0
-"""Timeout of each socket operation of a request."""
+"""Timeout of each socket operation in a request."""
 LONGEST_LINE = 512
 """Maximum length of a request or response, in bytes."""
 BACKLOG = 4096
@@ -44,8 +44,8 @@ UNKNOWN_HOST = "unknown host name"
 
 
 def candidate_ports(*, job: int, step: int = 0, restart: int = 0) -> tuple[int, ...]:
-    """The ports for rank 0's service: equal in all tasks of a step, usually different in other steps and after a
-    requeue."""
+    """The ports for rank 0's service: the same in all tasks of a step, usually different in other steps and after
+    a requeue."""
     first = job * 97 + step * 13 + restart * 7
     return tuple(FIRST_PORT + (first + number * STRIDE) % PORTS for number in range(CANDIDATES))
 
@@ -69,11 +69,11 @@ class PortDiscovery:
         return None
 
     def close(self) -> None:
-        # shutdown wakes a thread in accept(), close does not.
+        # shutdown() wakes a thread in accept(); close() does not.
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the thread is between two calls of accept
+            pass  # the thread is between two calls to accept()
         self._listener.close()
 
     def _serve(self) -> None:
@@ -117,7 +117,7 @@ def find_store(
 
     Args:
         name: the group's name.
-        host: node of rank 0.
+        host: rank 0's node.
         rank, world_size: rank of this process and number of ranks, for messages.
 
     Returns:

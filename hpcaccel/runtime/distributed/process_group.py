@@ -1,9 +1,9 @@
 """The process groups of a training: creation, barriers, shutdown.
 
-Several ranks have three groups. The default group (NCCL for GPUs, else gloo) is for gradients, the user's own
+Several ranks share three groups. The default group (NCCL for GPUs, else gloo) is for gradients, the user's own
 collectives, and GPU tensors in hpcaccel's collectives. The control group (gloo) is for the stop agreement and
-checkpoints. A further gloo group is for CPU tensors and objects in hpcaccel's collectives, and for the comparison of
-these calls.
+checkpoints. A further gloo group is for CPU tensors and objects in hpcaccel's collectives, and for comparing
+these calls between ranks.
 
 The rendezvous store lives as long as the process. Each time groups are created, their keys get a new prefix.
 """
@@ -32,7 +32,7 @@ __all__ = ["RankGroup", "choose_device", "initialise_alone", "join", "known_envi
 TIMEOUT_SECONDS = 1800.0
 """Timeout of the control group; default timeout of the rendezvous, the default group and the script's collectives."""
 GLOO_MARGIN_SECONDS = 60.0
-"""How much longer than the watchdog's timeout gloo's timeout is."""
+"""Difference between gloo's timeout and the watchdog's, which is shorter."""
 EXIT_WAIT_SECONDS = 1800.0
 """How long a rank waits for the other ranks at the end of the program. Another rank may still be working, and srun with
 ``--wait=60``, as hpcaccel starts it, kills all ranks a minute after the first exit. A supervisor detects hangs earlier.
@@ -41,7 +41,7 @@ EXIT_WAIT_SECONDS = 1800.0
 _own_group: Any = None
 """The default group, if it was created here and not by the script."""
 _joins = 0
-"""Number of calls of ``join`` with several ranks; equal on all ranks."""
+"""Number of calls to ``join`` with several ranks; the same on all ranks."""
 _exported: tuple[int, RankEnvironment] | None = None
 """Process id and rank environment of the latest ``_export``."""
 
@@ -66,7 +66,7 @@ class RankGroup:
     timeout: timedelta = timedelta(seconds=TIMEOUT_SECONDS)
     """Timeout of the script's collectives, and of a default group created by hpcaccel."""
     exchange: Exchange | None = None
-    """Makes the calls in ``calls``; None for a single process."""
+    """Makes the collective calls on ``calls``; None for a single process."""
 
     @property
     def is_alive(self) -> bool:
@@ -131,7 +131,7 @@ class RankGroup:
             self.exchange.call(what)
 
     def publish_failure(self, error: BaseException) -> None:
-        """Publish to the waiting ranks that this rank fails with ``error``. This rank's exit does not wait for them."""
+        """Publish this rank's failure (``error``) to the waiting ranks. At exit this rank does not wait for them."""
         if self.exchange is not None:
             from hpcaccel.runtime.distributed.collectives.call_site import site_of
 
@@ -226,7 +226,7 @@ def join(
         timeout=timeout,
         exchange=Exchange(calls, watchdog),
     )
-    # Without this barrier a rank could end and close its sockets while others still connect to it.
+    # Without this barrier a rank could end and close its sockets while others are still connecting to it.
     group.wait_for_all()
     return group
 

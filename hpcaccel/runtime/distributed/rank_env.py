@@ -40,7 +40,7 @@ class RankEnvironment:
     key: str = ""
     """Name of this group, from the launcher and its ids, such as Slurm's job and step."""
     ports: tuple[int, ...] = ()
-    """Candidate ports of rank 0's port discovery; empty: the store is at ``master_port``."""
+    """Candidate ports for rank 0's port discovery; empty: the store is at ``master_port``."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -150,13 +150,13 @@ def _require_group_of_tasks(env: Mapping[str, str], rank: int, world: int) -> No
 
 
 def _in_step(env: Mapping[str, str]) -> bool:
-    """Whether srun started this process. Shells of sbatch and salloc have most of srun's variables, too."""
+    """Whether srun started this process. Shells started by sbatch and salloc have most of srun's variables, too."""
     step = env.get("SLURM_STEP_ID", "")
     return bool(step) and not (step.isdigit() and int(step) >= FIRST_SPECIAL_STEP)
 
 
 def _tasks(env: Mapping[str, str]) -> str:
-    # If a shell has inherited a step's variables, SLURM_NTASKS may be the number of tasks of the job.
+    # If a shell has inherited a step's variables, SLURM_NTASKS may be the job's number of tasks.
     return env.get("SLURM_STEP_NUM_TASKS") or env.get("SLURM_NTASKS") or "1"
 
 
@@ -239,7 +239,7 @@ def _read_mpi(env: Mapping[str, str]) -> _MpiRank | None:
 
 
 def _started_inside_step(env: Mapping[str, str], mpi: _MpiRank | None) -> bool:
-    """Whether mpirun started the ranks inside a Slurm step. If srun started them, both launchers' values agree."""
+    """Whether mpirun started the ranks inside a Slurm step. If srun did, the MPI and Slurm values agree."""
     if mpi is None or mpi.size == 1:
         return False
     return (str(mpi.rank), str(mpi.size)) != (env.get("SLURM_PROCID"), _tasks(env))

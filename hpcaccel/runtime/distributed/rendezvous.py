@@ -1,11 +1,11 @@
-"""Rendezvous of the ranks: a store, usually at rank 0, kept for the life of the process, in which all ranks check in.
+"""Rendezvous of the ranks: a store, usually on rank 0, kept for the life of the process, in which all ranks check in.
 
-If the port is given (torchrun, hpcaccel's supervisor, MASTER_PORT), the store listens there. Otherwise no port is
+If the port is given (torchrun, hpcaccel's supervisor, MASTER_PORT), the store listens on it. Otherwise no port is
 certain to be free, so the store takes any free port and ``port_discovery`` publishes it. Rank 0 may start minutes after
 the other ranks.
 
-After the check-in gloo is configured with a network interface that other nodes can reach, if its default is not
-reachable.
+After the check-in, gloo is configured with a network interface that other nodes can reach, if gloo's default interface
+is not reachable.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def base_store(env: RankEnvironment, *, init_method: str | None = None, timeout:
         RankEnvironmentError: the rendezvous did not complete within ``timeout``.
     """
     url = init_method or "env://"
-    key = os.getpid(), url  # a forked process belongs to another group than its parent
+    key = os.getpid(), url  # a forked process does not belong to its parent's group
     if key not in _stores:
         _stores[key] = _check_in(_make(env, url, timeout), env, timeout)
     return _stores[key]
@@ -73,7 +73,7 @@ def _make(env: RankEnvironment, init_method: str, timeout: timedelta) -> Any:
             return store
         if env.ports:
             return _at_discovered_port(env, timeout)
-        # torchrun has started the store itself.
+        # With an agent store, torchrun has already started it.
         serves = env.rank == 0 and not is_set("TORCHELASTIC_USE_AGENT_STORE")
         return _tcp_store(env.master_addr, env.master_port, timeout, serves=serves)
     except (RuntimeError, ValueError, OSError) as error:
@@ -184,8 +184,9 @@ class GlooInterface:
     """Selects gloo's network interface, on nodes where gloo would choose a loopback interface.
 
     Gloo listens at the address of the node's host name, which on many systems is a loopback address that other nodes
-    cannot reach. Ranks on other nodes use the interface of the route to rank 0's node and publish their address; rank
-    0's node uses the route to that address. GLOO_SOCKET_IFNAME overrides the choice.
+    cannot reach. Ranks not on rank 0's node use the interface of the route to that node, and publish their address;
+    ranks on rank 0's node use the interface of the route to the published address. GLOO_SOCKET_IFNAME overrides the
+    choice.
     """
 
     def __init__(self, env: RankEnvironment, store: Any) -> None:

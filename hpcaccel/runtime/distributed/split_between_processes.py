@@ -1,4 +1,4 @@
-"""Split of a list, a tensor, a dict of them or a dataset among the ranks, in order and without communication."""
+"""Splits a list, a tensor, a dict of them or a dataset among the ranks, in order and without communication."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["RankSplit", "refuse_unsplittable", "split"]
 
 @dataclass(frozen=True)
 class RankSplit:
-    """The distribution of ``length`` items among ``ranks``: the first ``length % ranks`` ranks get one item more."""
+    """The distribution of ``length`` items among ``ranks``: the first ``length % ranks`` ranks get one extra item."""
 
     length: int
     ranks: int
@@ -37,10 +37,10 @@ class RankSplit:
 
 
 def split(value: Any, *, rank: int, ranks: int, apply_padding: bool) -> tuple[Any, RankSplit]:
-    """This rank's part of ``value`` (of a dataset without ``select``: a ``Subset``), and the split.
+    """This rank's part of ``value`` (for a dataset without ``select``: a ``Subset``), and the split.
 
-    Padding repeats the last item, so that all parts have the same length; without it a part may be empty. ``value``
-    is not modified.
+    Padding repeats the last item, so that all parts have the same length; without padding a part may be empty.
+    ``value`` is not modified.
 
     Raises:
         RuntimeMisuse: ``value`` cannot be split; see ``refuse_unsplittable``.

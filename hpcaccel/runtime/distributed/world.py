@@ -41,7 +41,7 @@ class World:
     def __init__(self, *, cpu: bool, backend: str | None, init_method: str | None, timeout: timedelta) -> None:
         World._generations += 1
         self.generation = World._generations
-        """Distinguishes objects prepared for this group from those of destroyed groups."""
+        """Distinguishes objects prepared for this group from objects prepared for destroyed groups."""
         self.env = process_group.known_environment() or rank_env.detect()
         if dist.is_initialized():
             self.env = place_in_scripts_group(self.env)
@@ -90,7 +90,7 @@ class World:
         return cls._current
 
     def refuse_changes(self, *, cpu: bool, backend: str | None = None, timeout: timedelta | None = None) -> None:
-        """Warn about a backend or timeout that differs from those of the existing group of several ranks.
+        """If there are several ranks, warn about a backend or timeout that differs from the existing group's.
 
         Raises:
             RuntimeMisuse: ``cpu`` is set, but the existing group's device is not the CPU.
@@ -124,7 +124,7 @@ class World:
 
     @property
     def debug(self) -> bool:
-        """Whether the ranks compare every call of a collective, even those with only GPU tensors."""
+        """Whether the ranks compare every collective call, even calls with only GPU tensors."""
         return self._debug if self.group.exchange is None else self.group.exchange.debug
 
     @debug.setter

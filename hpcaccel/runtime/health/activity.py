@@ -25,11 +25,11 @@ class Activity(NamedTuple):
 
 
 class ActivitySource(Protocol):
-    """A training, as its heartbeat needs it. The heartbeat's thread calls ``activity``, so it must not wait."""
+    """What a heartbeat needs from its training. The heartbeat's thread calls ``activity``, which must not block."""
 
     own_time: OwnTime | None
     stack_counts: bool
-    """Whether a change of the main thread's stack counts as progress: the training does not see batches."""
+    """Whether a change of the main thread's stack counts as progress, for a training whose batches are not counted."""
 
     def activity(self) -> Activity: ...
 

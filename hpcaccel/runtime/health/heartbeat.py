@@ -40,7 +40,7 @@ _running: Heartbeat | None = None
 
 
 class Heartbeat:
-    """The heartbeat of a process, shared by all its trainings; ``source`` is the current one."""
+    """The heartbeat of a process, shared by all its trainings; ``source`` is the current training."""
 
     def __init__(self, run: RunDir, attempt: int, *, rank: int, world_size: int) -> None:
         self.source: ActivitySource | None = None

@@ -125,7 +125,7 @@ def _event() -> Any:
 
 
 def slow_ranks(microseconds: Sequence[int], step_seconds: float) -> dict[int, float]:
-    """The slow ranks, with the ratio of own time to median. With two ranks, the faster one gives the median."""
+    """The slow ranks, with the ratio of own time to median. With two ranks, the faster one's time is the median."""
     known = [value for value in microseconds if value]
     if len(known) < 2:
         return {}

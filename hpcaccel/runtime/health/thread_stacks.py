@@ -62,7 +62,7 @@ def thread_position(frame: FrameType | None) -> ThreadPosition:
 
 
 class StackDumper:
-    """Writes the stacks of all threads, on request of the supervisor and on SIGURG."""
+    """Writes the stacks of all threads, at the supervisor's request and on SIGURG."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder = folder

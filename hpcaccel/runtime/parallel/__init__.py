@@ -1,1 +1,1 @@
-"""One model on many ranks: DDP, FSDP2, tensor parallel; precision, compiling, activation checkpointing."""
+"""One model on many ranks: DDP, FSDP2, tensor parallelism; precision, compilation, activation checkpointing."""

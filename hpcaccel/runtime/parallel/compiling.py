@@ -97,9 +97,9 @@ def strip(model: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def hold_signals() -> None:
-    """From now on, block those stop signals that have handlers during each compilation by torch.
+    """From now on, during each compilation by torch, block the stop signals that have handlers.
 
-    Without effect if torch's compiler is not imported yet.
+    Has no effect if torch's compiler is not imported yet.
 
     Compilers are separate processes, and a signal sent to all processes of a job would kill them: the training would
     fail instead of stopping, or continue with code that does not use SIMD instructions. The compilers inherit the

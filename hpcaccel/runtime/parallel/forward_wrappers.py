@@ -50,7 +50,7 @@ def take_off(module: nn.Module, kind: type[ForwardWrapper]) -> None:
         if outer is not None:
             outer.inner = current
         elif getattr(current, "__func__", None) is type(module).forward:
-            del module.forward  # restores the forward of the class
+            del module.forward  # restores the class's forward
             return
         else:
             module.forward = current

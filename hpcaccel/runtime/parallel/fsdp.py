@@ -91,8 +91,8 @@ def shard(model: nn.Module, group: RankGroup, mesh: DeviceMesh, choices: FsdpCho
 
 
 def share_all(model: nn.Module, group: RankGroup, *, done: Tensors) -> None:
-    """Broadcast rank 0's parameters and buffers to all ranks' devices, except those in ``done`` and those on rank 0's
-    meta device."""
+    """Broadcast rank 0's parameters and buffers to all ranks' devices, except those in ``done`` and those that
+    rank 0 has on the meta device."""
     _share(model, group, empty=_empty_on_main(model, group), done=done)
 
 
@@ -156,7 +156,7 @@ def point_to_shards(optimizer: Optimizer, shards: Shards) -> None:
     """Replace whole parameters by their shards in an optimizer.
 
     Raises:
-        RuntimeMisuse: the optimizer has state of whole parameters.
+        RuntimeMisuse: the optimizer already has state for whole parameters.
     """
     for group in optimizer.param_groups:
         if any(parameter in shards and optimizer.state.get(parameter) for parameter in group["params"]):

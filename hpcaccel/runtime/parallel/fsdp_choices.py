@@ -1,4 +1,4 @@
-"""FSDP2 options of a model: the settings, overridden by a plugin with Accelerate's field names."""
+"""A model's FSDP2 options: the settings, overridden by a plugin with Accelerate's field names."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _finder(plugin: Any) -> Callable[[nn.Module], list[nn.Module]] | None:
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Modules with at least ``least`` parameters that are in no selected inner module; inner modules first."""
+    """Modules with at least ``least`` parameters outside their selected inner modules; inner modules first."""
     taken: set[nn.Parameter] = set()
     found = []
     for module in list(model.modules())[:0:-1]:

@@ -1,8 +1,8 @@
 """FSDP2's backward hooks for outputs that FSDP2 does not search, such as objects of the script's own classes.
 
-FSDP2 gathers a module's parameters for the backward pass, and reduces its gradients to the shards, by hooks on the
-tensors that the module returns. It finds tensors in tuples, lists and dicts, in newer releases also in dataclasses and
-in subclasses of dict. Without a hook the gradients stay on the whole parameters of the forward pass, the optimizer
+FSDP2 gathers a module's parameters for the backward pass, and reduces its gradients to the shards, in hooks on the
+tensors that the module returns. It finds tensors in tuples, lists and dicts, and in newer releases also in dataclasses
+and in subclasses of dict. Without a hook the gradients stay on the whole parameters of the forward pass, the optimizer
 steps shards without gradients, and nothing is trained; or, if the parameters were freed in between, the backward pass
 fails. This module registers the same hook on the other tensors.
 """
@@ -72,7 +72,7 @@ class ShardedModels:
         """Check the gradients before an optimizer step.
 
         Raises:
-            RuntimeMisuse: gradients of parameters of ``optimizer`` have not been reduced to their shards.
+            RuntimeMisuse: gradients of the optimizer's parameters have not been reduced to their shards.
         """
         if not self._modules:
             return
@@ -94,7 +94,7 @@ class ShardedModels:
         missed = [(module, *output) for module, output in outputs if output is not None]
         if not missed:
             return None
-        # Preferably not an incomplete search, which may have lost nothing.
+        # Prefer an output that was searched completely: an incomplete search may have missed nothing.
         module, kind, why = min(missed, key=lambda found: found[2] == _TOO_LARGE)
         return (
             f"{type(module).__name__.removeprefix('FSDP')} returned an object of type {kind}, {why}. Return the "

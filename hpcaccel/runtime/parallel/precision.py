@@ -151,10 +151,10 @@ def convert_to_fp8(model: nn.Module, handler: Any = None) -> nn.Module:
     """Replace linear layers by fp8 layers, in place.
 
     By default these are the layers whose sizes are multiples of 16, as fp8 kernels require, except the model's first
-    and last linear layer, whose rounding errors have the largest effect.
+    and last linear layers, whose rounding errors have the largest effect.
 
     Args:
-        handler: an ``AORecipeKwargs``: torchao's ``config``, or single fields of it, and a filter of layers; or None.
+        handler: an ``AORecipeKwargs``: torchao's ``config``, or single fields of it, and a layer filter; or None.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 

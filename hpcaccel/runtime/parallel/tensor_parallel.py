@@ -96,7 +96,7 @@ def _refuse_uneven(parameters: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> 
 
 
 def share_generators(mesh: DeviceMesh, device: torch.device) -> None:
-    """Set torch's generators of all tensor-parallel ranks to the first rank's state, so that they draw the same dropout
+    """Set torch's generators on all tensor-parallel ranks to the first rank's state, so that they draw the same dropout
     masks for replicated tensors. Scripts may seed per rank."""
     group = mesh.get_group()
     first = dist.get_global_rank(group, 0)

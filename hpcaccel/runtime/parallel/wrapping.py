@@ -50,7 +50,7 @@ def _is_composed(module: nn.Module) -> bool:
 
 
 def owned_alone(model: nn.Module, chosen: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules of ``chosen`` that share no parameter with a module outside of them. A shared parameter, such as a
+    """The modules in ``chosen`` that share no parameter with a module outside themselves. A shared parameter, such as a
     tied embedding, must be handled together with all modules that use it."""
     uses: Counter[int] = Counter()
     for module in model.modules():

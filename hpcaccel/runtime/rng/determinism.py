@@ -32,7 +32,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 
 def _rank() -> int:
-    """This process's rank, also before the process groups exist."""
+    """This process's rank, even before the process groups exist."""
     from hpcaccel.runtime.distributed import rank_env
     from hpcaccel.runtime.distributed.world import World
 
@@ -41,7 +41,7 @@ def _rank() -> int:
 
 
 def mix(*parts: int) -> int:
-    """Hash several numbers to one seed of 63 bits (splitmix64's finaliser)."""
+    """Hash several numbers into one 63-bit seed (splitmix64's finaliser)."""
     value = 0
     for part in parts:
         value = (value ^ part) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF

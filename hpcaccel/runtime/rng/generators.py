@@ -237,7 +237,7 @@ def read_numpy() -> Any:
 
 
 def write_numpy(state: Any) -> None:
-    """Set numpy's global generator to a state of ``read_numpy``."""
+    """Set numpy's global generator to a state from ``read_numpy``."""
     bits: Any = _random.get_bit_generator()
     if not isinstance(state, bytes):
         np.random.set_state(state)

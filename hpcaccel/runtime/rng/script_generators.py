@@ -1,9 +1,9 @@
-"""Finds the script's own random generators, in its variables, datasets and models, for the guarantee of a checkpoint.
+"""Finds the script's own random generators, in its variables, datasets and models, for a checkpoint's guarantee.
 
-Of these generators, checkpoints contain only those of prepared loaders and registered objects. Any other one makes a
-resume inexact if the training draws from it. One that is not drawn from any more (it may have split the dataset) does
-not matter, so each state is compared with that at the beginning. Loader workers draw from copies, which are not
-accessible from here.
+Of these generators, checkpoints contain only those of prepared loaders and registered objects. Any other generator
+makes a resume inexact if the training draws from it. A generator that is no longer drawn from, such as one that split
+the dataset, does not matter, so each generator's state is compared with its first recorded state. Loader workers draw
+from copies, which are not accessible from here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ScriptGenerators:
         return bool(self._seen)
 
     def look(self, parts: Mapping[str, Any], known: Iterable[Any], *, begins: bool = False) -> Iterator[str]:
-        """Reasons why a checkpoint saved now is not bit-exact: generators of the script that it lacks.
+        """Reasons why a checkpoint saved now is not bit-exact: the script's generators that it lacks.
 
         Args:
             parts: objects to search besides the script's variables, by name.

@@ -1,4 +1,4 @@
-"""``AcceleratorState``: the settings of this process's Accelerator, its rank and device."""
+"""``AcceleratorState``: this process's rank and device, and its Accelerator's settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AcceleratorState(PartialState):
     """Settings of this process's Accelerator, and the properties of ``PartialState``.
 
     Raises:
-        RuntimeMisuse: there was no Accelerator yet, or ``mixed_precision`` or ``cpu`` differs from the Accelerator's.
+        RuntimeMisuse: there is no Accelerator yet, or ``mixed_precision`` or ``cpu`` differs from the Accelerator's.
     """
 
     _last_session: ClassVar[Callable[[], TrainingSession | None]] = lambda: None
@@ -130,7 +130,7 @@ class AcceleratorState(PartialState):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The mesh of ranks. All ranks must read it together for the first time."""
+        """The mesh of ranks. The first read is a collective call of all ranks."""
         return self._session.mesh
 
     @property

@@ -79,7 +79,7 @@ class GradientState:
 
     @property
     def adjust_scheduler(self) -> bool:
-        """The value of this setting of Accelerate, which has no effect."""
+        """The value of this Accelerate setting, which has no effect."""
         return TrainingSession.existing() is not None and self._accumulation.adjust_scheduler
 
     @property
@@ -98,7 +98,7 @@ class GradientState:
 
     @property
     def active_dataloader(self) -> Any:
-        """The prepared loader of the last batch, while it is iterated; else None."""
+        """The prepared loader that returned the latest batch, while it is being iterated; else None."""
         return self._accumulation.loaders.current
 
     @property
@@ -117,7 +117,7 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Number of samples in the active loader's last, incomplete global batch; 0: it is complete; -1: unknown."""
+        """Number of samples in the active loader's last global batch if it is incomplete; 0: complete; -1: unknown."""
         return int(self.active_dataloader.remainder) if self.in_dataloader else -1
 
     @property

@@ -16,7 +16,7 @@ __all__ = ["PartialState", "SharedState"]
 
 
 class SharedState:
-    """Descriptor of ``_shared_state``: a dict that is empty until the state exists, as Accelerate scripts check."""
+    """Descriptor of ``_shared_state``: a dict that is empty until the state exists, which Accelerate scripts check."""
 
     def __get__(self, instance: Any, owner: Any) -> dict[str, Any]:
         found: dict[str, Any] = owner._shared_values()
@@ -97,7 +97,7 @@ class PartialState(ProcessInfo):
 
     @property
     def default_device(self) -> torch.device:
-        """The kind of device of this machine: ``cuda`` or ``cpu``."""
+        """This machine's kind of device: ``cuda`` or ``cpu``."""
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def set_device(self) -> None:

@@ -1,4 +1,4 @@
-"""``ProcessInfo``: rank, device and number of processes, and decorators for functions that only some ranks call."""
+"""``ProcessInfo``: rank, device and number of processes, and decorators for functions that only some ranks run."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class ProcessInfo:
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
         """Context (``with ... as part``) with this process's part of a list, a tuple, a tensor, a dict of them, or a
-        dataset. If the length is not divisible, the first processes get one item more. A single process gets the object
-        itself.
+        dataset. If the items cannot be divided evenly, the first processes get one extra item. A single process gets
+        the object itself.
 
         Args:
             apply_padding: repeat the last item so that all parts have the same length;
@@ -107,13 +107,13 @@ class ProcessInfo:
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Context that the main process runs before all others."""
+        """Context that the main process runs before all other processes."""
         with self._first(self.is_main_process):
             yield
 
     @contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """Context that the first process of each node runs before the others of the node."""
+        """Context that the first process of each node runs before the other processes of the node."""
         with self._first(self.is_local_main_process):
             yield
 
@@ -172,7 +172,7 @@ class ProcessInfo:
 
 
 class _CurrentProcess(ProcessInfo):
-    """This process, in functions that were decorated without an object of ``ProcessInfo``."""
+    """This process, in functions that were decorated without a ``ProcessInfo`` object."""
 
     @property
     def _world(self) -> World:

@@ -42,7 +42,7 @@ LOGGER_TYPE_TO_CLASS: dict[str, type[GeneralTracker]] = {
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker]) -> None:
-    """Register a tracker class of the script by its ``name``, for ``log_with``.
+    """Register a tracker class of the script under its ``name``, for ``log_with``.
 
     The class is called with the project's name, the logging directory if it ``requires_logging_directory``, and the
     keyword arguments in ``init_kwargs[name]``.

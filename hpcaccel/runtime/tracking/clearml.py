@@ -22,11 +22,11 @@ _CHARTS = ("eval", "test", "train")
 class ClearMLTracker(GeneralTracker):
     """Logs to the current ClearML task. A task that the script has started with ``Task.init`` remains open at the end.
 
-    A number ``eval_loss`` is plotted in the chart ``loss`` as the line ``eval``; the prefixes ``test_`` and ``train_``
-    work in the same way. Names without a prefix belong to the line ``train``.
+    A number named ``eval_loss`` is plotted in the chart ``loss`` as the line ``eval``; the prefixes ``test_`` and
+    ``train_`` work in the same way. Names without a prefix belong to the line ``train``.
 
     Args:
-        run_name: name of project and task, unless ``CLEARML_PROJECT`` and ``CLEARML_TASK`` or ``kwargs`` set them.
+        run_name: name of the project and task, unless ``CLEARML_PROJECT`` and ``CLEARML_TASK`` or ``kwargs`` set them.
         kwargs: passed to ``Task.init``; with ``continue_last_task`` all attempts log to one task.
     """
 

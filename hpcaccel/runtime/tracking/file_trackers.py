@@ -27,7 +27,7 @@ class AimTracker(GeneralTracker):
     (``init_kwargs={"aim": {"run_hash": ...}}``).
 
     Args:
-        run_name: name of Aim's run.
+        run_name: name of the Aim run.
         logging_dir: Aim's repository; created if missing.
         kwargs: passed to ``aim.Run``.
     """
@@ -101,7 +101,7 @@ class AimTracker(GeneralTracker):
 
 
 class DVCLiveTracker(GeneralTracker):
-    """Logs with DVCLive. All attempts of a run write to one directory: they pass ``resume=True``, because DVCLive
+    """Logs with DVCLive. All attempts of a run write to one directory: each passes ``resume=True``, because DVCLive
     otherwise empties the directory at each start.
 
     Args:

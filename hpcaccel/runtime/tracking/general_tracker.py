@@ -37,7 +37,7 @@ def on_main_process(function: F) -> F:
 
 
 class GeneralTracker:
-    """Base class of trackers. A derived class defines ``name``, ``requires_logging_directory``, ``tracker`` (the
+    """Base class of trackers. A derived class defines ``name``, ``requires_logging_directory`` and ``tracker`` (the
     package's object, usually a property), and overrides the methods below as needed.
 
     The Accelerator calls trackers on rank 0. A script may call their methods on any rank: ``on_main_process`` skips
@@ -54,7 +54,7 @@ class GeneralTracker:
     """Import names of packages, one of which must be installed; the first is also the name on PyPI."""
     continued_run: str | None = None
     """Id of the run of which this training is an attempt, set before ``start``, so that an attempt can continue the
-    tracker's run of the previous attempt. None without a run directory."""
+    previous attempt's run in the tracker. None without a run directory."""
 
     def __init__(self, _blank: bool = False) -> None:
         missing = [] if _blank else [name for name in _NEEDED if name not in dir(self)]
@@ -80,7 +80,7 @@ class GeneralTracker:
         """Called after a checkpoint was loaded: values that were logged after ``step`` will be logged again."""
 
     def finish(self) -> None:
-        """Close the tracker; called by ``end_training``, and by another ``init_trackers``."""
+        """Close the tracker; called by ``end_training``, and by another call to ``init_trackers``."""
 
 
 _NEEDED = ("name", "requires_logging_directory", "tracker")
@@ -115,7 +115,7 @@ logger = get_logger(__name__)
 
 
 def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert one-element tensors and arrays to numbers, also inside dicts."""
+    """Convert one-element tensors and arrays to numbers, including those inside dicts."""
     return {name: plain_values(value) if isinstance(value, Mapping) else plain(value) for name, value in values.items()}
 
 

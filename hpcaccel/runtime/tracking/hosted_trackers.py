@@ -41,16 +41,16 @@ class HostedTracker(GeneralTracker):
 
     @property
     def shared_run(self) -> str | None:
-        """Id of the service's run that all attempts share. None without a run directory, and if the user has selected a
+        """Id of the service's run that all attempts share. None without a run directory, or if the user has selected a
         run of the service by keyword or variable."""
         chosen = self.run_keywords & set(self.init_kwargs) or any(map(os.environ.get, self.run_variables))
         return None if chosen else self.continued_run
 
 
 class CometMLTracker(HostedTracker):
-    """All attempts of a run log to one Comet experiment. Its key is computed from the id of the run directory, unless
-    ``kwargs`` or Comet's variables select another. Offline each attempt is a separate experiment. Needs Comet 3.41 or
-    newer.
+    """All attempts of a run log to one Comet experiment. Its key is computed from the run directory's id, unless
+    ``kwargs`` or Comet's variables select another experiment. Offline, each attempt is a separate experiment.
+    Needs Comet 3.41 or newer.
 
     Args:
         run_name: Comet's project.

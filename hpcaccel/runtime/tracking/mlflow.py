@@ -19,7 +19,7 @@ from hpcaccel.runtime.tracking.general_tracker import (
 __all__ = ["MLflowTracker"]
 
 RUN_TAG = "hpcaccel.run"
-"""Tag of an MLflow run with the id of the run directory."""
+"""Tag of an MLflow run; its value is the run directory's id."""
 PARAMETERS_AT_ONCE = 100
 """MLflow's maximum number of parameters in one request."""
 PARAMETER_CHARACTERS = 6000

@@ -34,8 +34,8 @@ class Accumulation:
         sync_with_dataloader: the last batch of the loader in use is a boundary, and resets the count.
         sync_each_batch: reduce gradients over the ranks in every micro-batch, which saves memory if the model is
             sharded. No effect with a single rank.
-        adjust_scheduler: a setting of Accelerate; stored without effect.
-        loaders: the loaders of the process, shared by all its Accelerators.
+        adjust_scheduler: an Accelerate setting; stored, but without effect.
+        loaders: the process's loaders, shared by all its Accelerators.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Accumulation:
         self.steps = steps
 
     def steps_per_epoch(self, loaders: Sequence[Any]) -> int | None:
-        """Optimizer steps in one pass over the first of these loaders; None without one or if its length is unknown."""
+        """Optimizer steps in one pass over the first loader; None if there is no loader or its length is unknown."""
         try:
             batches = len(loaders[0]) if loaders and isinstance(loaders[0], Sized) else None
         except TypeError:  # an iterable dataset

@@ -65,7 +65,7 @@ class AttemptClock:
     """Timing of one training. On ranks other than 0, and without a run directory, it only measures saves.
 
     Args:
-        begun: when ``Accelerator()`` was called, in seconds since the epoch.
+        begun: when ``Accelerator()`` or ``stop_gate()`` was called, in seconds since the epoch.
         formed: when the process group was initialised.
     """
 
@@ -122,7 +122,7 @@ class AttemptClock:
         write_json(path, to_dict(progress))
 
     def loaded(self, step: int) -> None:
-        """Record that the checkpoint of ``step`` was loaded; 0: there is no checkpoint.
+        """Record that the checkpoint of ``step`` was loaded; 0 if there is no checkpoint.
 
         A load after the first step, such as loading the best model for an evaluation, does not change the step from
         which this attempt was resumed.
@@ -269,7 +269,7 @@ LOCAL = ("ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs")
 
 
 class StepCounter:
-    """The file with the last step of rank 0, written at each step; ``hpcaccel.core.attempt_steps`` reads it.
+    """The file with rank 0's last step, written at each step; ``hpcaccel.core.attempt_steps`` reads it.
 
     On local file systems the file is mapped into memory: a step needs no system call, and the kernel keeps the value if
     the process is killed. On other file systems a step is one ``pwrite``, because a network error in a mapping raises
@@ -307,7 +307,7 @@ class StepCounter:
         return None
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a late error of the file system does not matter
+        with contextlib.suppress(OSError):  # a late file-system error does not matter
             if self._map is not None:
                 self._map.close()
             os.close(self._fd)

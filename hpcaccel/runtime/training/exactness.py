@@ -215,7 +215,7 @@ def _is_half_read(iterator: Any) -> bool:
 
 
 class UnsavedBuffers:
-    """Buffers with ``persistent=False`` of the prepared models, with their checksums at the first call of ``changed``.
+    """The prepared models' ``persistent=False`` buffers, with their checksums at the first call of ``changed``.
 
     A new process recreates them, which is harmless if they never change (masks, position tables).
     """

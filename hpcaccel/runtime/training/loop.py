@@ -14,7 +14,7 @@ All ranks save and stop at the same optimizer step, on which they agree while tr
    result (``StopAgreement.read``). A single process uses its own values, and skips both calls if no action is due.
 3. *All ranks act on the result* (``AgreedActions``): finish the background save, stop, or save. ``SaveSchedule`` saves;
    ``TrainingEnd`` carries out a stop: either it saves (if there is time) and raises SystemExit, or ``finishing``
-   becomes True, and ``epochs()``, ``steps()`` and the loader of the training end early.
+   becomes True, and ``epochs()``, ``steps()`` and the training's loader end early.
 4. *Leaving a loop.* Ranks may leave their loops at different steps. A rank that has left continues to issue and read,
    as inactive, until all ranks have left (``AgreedActions.until_all_have_left``); then all save the result.
 
@@ -75,7 +75,7 @@ class Loop:
         """Number of completed epochs."""
         return self._counters.epoch
 
-    # -- the five methods of the script -------------------------------------------------------------------------------
+    # -- the five methods that scripts call ---------------------------------------------------------------------------
 
     def resume(self) -> ResumedCounters:
         """Load the newest checkpoint, if there is one, into all prepared objects. Later calls return the same value.
@@ -84,7 +84,7 @@ class Loop:
             RuntimeMisuse: nothing has been prepared, or this program has already completed a training with this
                 checkpoint directory.
             CheckpointError: the checkpoint could not be loaded.
-            SystemExit: while the program started, a stop was requested after which the run is to be continued.
+            SystemExit: while the program was starting, a stop was requested after which the run is to be continued.
         """
         self._manage()
         if self._resumption.resumed is not None:
@@ -98,7 +98,7 @@ class Loop:
         return self._resumption.start_at_zero() if newest is None else self.load(newest)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs of ``count``, starting with the interrupted epoch."""
+        """Yield the numbers of the remaining epochs, up to ``count - 1``, starting with the interrupted epoch."""
         length = self.accumulation.steps_per_epoch(self.context.prepared.loaders)
         self._enter(None if length is None else count * length)
         while self.epoch < count and not self.finishing:
@@ -157,7 +157,7 @@ class Loop:
         self._clock.step_is_over(step)
         if not self.boundary.has_begun:
             self._begin()
-        elif self._status.phase == "finishing":  # a loop of the script after ``epochs`` or ``steps``
+        elif self._status.phase == "finishing":  # the script's own loop after ``epochs`` or ``steps``
             self._status.train(step)
         self._agreed.at_step(step)
 
@@ -195,8 +195,8 @@ class Loop:
     @property
     def finished_epochs_are_over(self) -> bool:
         """Whether an epoch whose last step was saved counts as complete. Scripts that use this loop's methods or may
-        restore the epoch number from a registered object enter it again and find no batches left; other scripts start
-        the next epoch."""
+        restore the epoch number from a registered object enter that epoch again and find no batches left; other scripts
+        start the next epoch."""
         restores_epoch = self.context.prepared.registered and not self._resumption.was_saved_by_script
         return not (self.saves.is_managed or restores_epoch)
 

@@ -60,7 +60,7 @@ class LoopContext:
     """The objects that the parts of one training loop share."""
 
     place: OutputLocation
-    """The run directory, the attempt, the directory of checkpoints and the file of metrics."""
+    """The run directory, the attempt, the checkpoint directory and the metrics file."""
     group: RankGroup
     settings: Settings
     prepared: PreparedObjects

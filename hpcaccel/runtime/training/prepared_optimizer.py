@@ -20,19 +20,19 @@ def _do_nothing() -> None:
 
 
 class PreparedOptimizer(Optimizer):
-    """Wrapper of the script's optimizer (attribute ``optimizer``), to which all other attributes are delegated.
+    """Wrapper around the script's optimizer (attribute ``optimizer``), to which all other attributes are delegated.
 
     ``step`` and ``zero_grad`` do nothing between accumulation boundaries; with a scaler ``step`` unscales first and is
     skipped after an overflow (``step_was_skipped``).
 
     Args:
-        scaling: gradient scaling of fp16, shared by all prepared optimizers; None for other precisions.
+        scaling: gradient scaling for fp16, shared by all prepared optimizers; None for other precisions.
         before_step: called before each step; if it raises, the step is not taken.
         on_step: called after each step, including skipped ones.
     """
 
     _followed_by_copies: ClassVar[tuple[Accumulation, Scaling | None] | None] = None
-    """Accumulation and scaling for copies unpickled in this process, from its session. Set by ``follow_in_copies``."""
+    """The session's accumulation and scaling, for copies unpickled in this process. Set by ``follow_in_copies``."""
 
     def __init__(
         self,

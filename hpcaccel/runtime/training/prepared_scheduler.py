@@ -15,7 +15,7 @@ __all__ = ["PreparedScheduler", "prepare_scheduler"]
 
 
 class PreparedScheduler:
-    """Wrapper of the script's scheduler (attribute ``scheduler``), to which all other attributes are delegated.
+    """Wrapper around the script's scheduler (attribute ``scheduler``), to which all other attributes are delegated.
 
     Args:
         scheduler: an object with ``step``, ``state_dict`` and ``load_state_dict``.

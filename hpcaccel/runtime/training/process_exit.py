@@ -1,4 +1,4 @@
-"""``ProcessExit``: the exit of this process: the stop request, ``outcome.json``, and the end of the process group.
+"""``ProcessExit``: this process's exit, with the stop request, ``outcome.json`` and the end of the process group.
 
 A program that ends normally writes the outcome ``completed``. A program that was stopped writes the step and the
 checkpoint from which it continues, and raises ``SystemExit``. A program that fails writes no outcome.
@@ -145,8 +145,8 @@ class ProcessExit:
             self._log_reason_of_others()
 
     def _write_reason(self, text: str) -> None:
-        """Write why this rank fails to the run directory, for ranks that wait in a torch collective and only get a
-        connection error. The store may end with this process."""
+        """Write the reason for this rank's failure to the run directory, for ranks that wait in a torch collective and
+        only get a connection error. The store may end with this process."""
         run = self._place.run
         if run is not None:
             path = run.abort_reason(self._place.attempt)

@@ -21,7 +21,7 @@ logger = logging.getLogger(TRAINING_LOG)
 
 @dataclass(frozen=True)
 class ResumedCounters:
-    """Start of this training: completed steps and epochs, and the checkpoint (None: it starts at step 0)."""
+    """Start of this training: completed steps and epochs, and the checkpoint (None: the training starts at step 0)."""
 
     step: int
     epoch: int
@@ -71,7 +71,7 @@ class Resumption:
         return self.resumed
 
     def restore_rng(self) -> None:
-        """Set the random generators to their state in the checkpoint a second time: code that ran since the load may
+        """Set the random generators to their state in the checkpoint a second time: code run since the load may
         have drawn from them. Later calls do nothing."""
         if self._random_state is not None:
             self._context.checkpoints.restore_rng(self._random_state)

@@ -1,4 +1,4 @@
-"""``SaveSchedule``: when a save of the loop is due, background saves, and the steps that a stop would lose."""
+"""``SaveSchedule``: when the loop's next save is due, background saves, and the steps that a stop would lose."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class SaveSchedule:
         return found
 
     def due(self) -> None:
-        """Carry out a scheduled save, or skip it if the previous one is still in progress."""
+        """Carry out a scheduled save; with ``when_busy: skip``, skip it if the previous save is still in progress."""
         step = self._counters.step
         if self.in_flight and self._settings.when_busy == "skip":
             self._skipped_step, self._saved_at = step, time.monotonic()

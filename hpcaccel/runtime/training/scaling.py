@@ -1,4 +1,4 @@
-"""Gradient scaling of fp16: for any number of optimizers, and for gradients that are sharded over ranks."""
+"""Gradient scaling for fp16, with any number of optimizers, and with gradients that are sharded over ranks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Scaling:
 def make_scaler(
     device: torch.device, mixed_precision: str, handler: Any = None, *, sharded: bool = False
 ) -> torch.amp.GradScaler | None:
-    """The gradient scaler of fp16; None for other precisions.
+    """The gradient scaler for fp16; None for other precisions.
 
     Args:
         handler: a ``GradScalerKwargs``, or None.

@@ -32,7 +32,7 @@ DONE, BUSY, FAILED = range(3)
 
 
 class StopDecision(NamedTuple):
-    """The agreement of the ranks: whether any rank has to stop or save, or is still in its loop."""
+    """The ranks' agreement: whether any rank has to stop or save, or is still in its loop."""
 
     stop: bool = False
     save: bool = False
@@ -111,7 +111,7 @@ class StopAgreement:
         if times:
             self.times = times
         self._values = self._work = None
-        # ``uneven`` ignores ranks that have left their loop: they have not reached the same loaders.
+        # ``uneven`` is False once a rank has left its loop: that rank has not reached the same loaders.
         return StopDecision(bool(stop), bool(save), bool(active), most > -least != _FEWEST, saving)
 
     def _in_rank_order(self, own: int) -> list[int]:

@@ -12,15 +12,15 @@ Protocol
 
 1. *Signals.* hpcaccel's launcher blocks SIGTERM and SIGUSR2 before it starts the program, and they stay blocked: each
    ``step`` tests whether one is pending. Data-loader workers inherit the mask, so they survive Slurm's SIGTERM, which
-   goes to every process of the step. (With ``runtime.stop: signals``, and outside a run, handlers set a flag.)
+   goes to every process of the job step. (With ``runtime.stop: signals``, and outside a run, handlers set a flag.)
 2. *Agreement.* ``step`` issues an asynchronous max-reduce of the ranks' flags on a gloo group of its own, and reads the
-   one that the previous ``step`` issued (``StopAgreement``, as in the loop of an Accelerator). So no step waits, and
-   all ranks return True at the same step. Every rank must call ``step`` equally often. The group is created when there
-   is a default process group: by ``stop_gate``, or else by the first ``step``. Without one, each process stops by
-   itself.
+   result of the reduction that the previous ``step`` issued (``StopAgreement``, as in an Accelerator's loop). So no
+   step waits, and ``step`` returns True on all ranks at the same step. Every rank must call ``step`` equally often. The
+   gloo group is created by ``stop_gate`` if torch's default process group exists by then, else by the first ``step``.
+   Without a default process group, each process stops by itself.
 3. *Request.* Rank 0 reads the reason, what follows, and the deadline from the run directory (``ProcessExit.request``).
 4. *Leaving.* ``leave`` writes the outcome, waits for all ranks and exits with code 85. The outcome's checkpoint counts
-   as progress of the run. A program that ends by itself is ``completed``, unless it was to be continued.
+   as the run's progress. A program that ends by itself is ``completed``, unless the run is to continue after a stop.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class StopGate:
 
     def __init__(self) -> None:
         self.in_time = True
-        """After a stop was requested: whether a save is expected to end before the processes are killed. The estimate
-        is the longest save so far; True if there was none."""
+        """After a stop was requested: whether a save is expected to end before the processes are killed, judged by
+        the median of this attempt's saves, else by the slowest earlier save; True if unknown."""
         self.is_over = False
         """Whether ``leave`` was called or the program has ended."""
         self._place = settings.locate(None)
@@ -152,7 +152,7 @@ class StopGate:
 
         Args:
             step: number of steps that the loaded checkpoint contains.
-            checkpoint: the checkpoint; None: the training starts from scratch.
+            checkpoint: the loaded checkpoint; None if the training starts from scratch.
             total_steps: number of steps of the whole training.
         """
         self._start = {
@@ -168,7 +168,7 @@ class StopGate:
 
     @property
     def should_finish(self) -> bool:
-        """Whether the training is to end for good: leave the loop and keep what the training has reached."""
+        """Whether the training is to end for good: leave the loop and keep the result."""
         return self._request is not None and self._request.then == "finish"
 
     @property
@@ -205,11 +205,11 @@ class StopGate:
         self._end()
         self._exit.leave(self._outcome(request.reason, resume=True, checkpoint=saved), saved=saved is not None)
 
-    # -- what the program does ----------------------------------------------------------------------------------------
+    # -- what the program is doing -------------------------------------------------------------------------------------
 
     @property
     def phase(self) -> str:
-        """What the program does: ``starting``, or what it has set. ``step`` sets ``training``.
+        """What the program is doing: ``starting``, or the phase that it has set. ``step`` sets ``training``.
 
         The heartbeat reports it, and the hang watchdog allows for it. The time in the phase ``saving`` is measured, and
         determines how early the ranks are stopped before a time limit.
@@ -232,7 +232,7 @@ class StopGate:
         self._signs_of_life += 1
 
     def activity(self) -> Activity:
-        """For the heartbeat."""
+        """What this process is doing, for the heartbeat."""
         exchange = None if self._agreement is None else self._group.exchange
         return Activity(
             phase=self._status.phase,
@@ -267,7 +267,7 @@ class StopGate:
         self._clock.loaded(self._start["resumed_step"])
 
     def _enter(self, step: int) -> None:
-        """Called at the first step, and at the first after another phase."""
+        """Called at the first step, and at the first step after another phase."""
         if self._start is None:
             self._start = {"resumed_step": max(0, step - 1), "resumed_from": None, "total_steps": None}
             self._write_start()
@@ -281,7 +281,7 @@ class StopGate:
         return True
 
     def _save_is_over(self, *, counts: bool = True) -> None:
-        """Record the duration of a save, if one is being made."""
+        """Record the duration of the save that has just ended, if there was one."""
         began, self._save_began = self._save_began, None
         if began is not None and counts and self._agreement is not None:
             self._clock.saved(time.monotonic() - began)

@@ -6,7 +6,7 @@
 | a stop for good (``finish``) | the result, unless the trial was pruned | ``completed`` | runs the script to its end |
 | the script ends, or calls ``end_training()`` | steps not saved yet | ``completed`` | continues the script |
 
-Without the loop's methods (``SaveSchedule.is_managed``) the end of the script saves nothing.
+If the script does not use the loop's methods (``SaveSchedule.is_managed``), nothing is saved when it ends.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TrainingEnd:
         self._leave(request.reason)
 
     def stop_before_start(self, newest: Path | None) -> None:
-        """Carry out a stop that any rank has received before the first step. Nothing is loaded or saved.
+        """If any rank has received a stop before the first step, carry it out. Nothing is loaded or saved.
 
         Args:
             newest: the checkpoint from which the training would resume.
@@ -120,7 +120,7 @@ class TrainingEnd:
 
     def complete(self) -> None:
         """Complete the training: save steps that are not saved yet if the script uses the loop's methods, write the
-        outcome, leave the process group."""
+        outcome, and leave the process group."""
         context, checkpoints, is_managed = self._context, self._context.checkpoints, self._saves.is_managed
         context.status.phase = "leaving"
         if context.group.exchange is not None:

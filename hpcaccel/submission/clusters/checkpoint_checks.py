@@ -27,7 +27,7 @@ from hpcaccel.submission.clusters.limits import effective_qos
 __all__ = ["History", "Preemption", "last_run_of", "preemption", "preemption_of", "read_history", "storage"]
 
 MOST_RUNS = 10
-"""Number of runs of a name that are searched for a checkpoint, newest first; also of tasks and of trials in each."""
+"""Number of runs of a name that are searched for a checkpoint, newest first; also of tasks or trials in each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ def preemption(
 
 
 def _requeued(spec: JobSpec, partition: Partition, found: Preemption) -> Iterator[Finding]:
-    """Warn if preemption ends the job for good, unless its time limit is at most ``SHORT_SECONDS``.
+    """Warn if preemption ends the job for good. With ``requeue: false``, a job of at most ``SHORT_SECONDS`` is exempt.
 
     PreemptMode=REQUEUE cancels jobs that may not be requeued (slurm.conf(5)).
     """

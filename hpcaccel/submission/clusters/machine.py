@@ -72,7 +72,7 @@ class Machine:
 
 
 def ask(run: Run, *, program: str, paths: Sequence[str]) -> Machine:
-    """Run the script on the machine of ``run``.
+    """Run the script on the machine on which ``run`` starts programs.
 
     Args:
         program: hpcaccel on that machine: its name on PATH, or a path that may begin with ``~/``.

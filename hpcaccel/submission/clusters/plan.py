@@ -73,7 +73,7 @@ class Choice:
 
 
 def plan_jobs(file: Path, *, overrides: Sequence[str] = (), **options: Any) -> list[Choice]:
-    """The choices of a file's job, or of each of its jobs in order. Arguments and errors as in :func:`plan_choices`."""
+    """The choices for a file's job, or each of its jobs in order. Arguments and errors as in :func:`plan_choices`."""
     jobs = read_jobs(file, overrides=overrides)
     if jobs is None:
         return plan_choices(file, overrides=overrides, **options)
@@ -199,7 +199,7 @@ class DebugJob:
     """For the note: the site's partition or QOS for debugging, or why the spec's own is used."""
 
     def note(self, spec: JobSpec) -> str:
-        """A note for the user. ``spec`` is loaded with these settings, and then the user's own."""
+        """A note for the user. ``spec`` was loaded with these settings and then the user's own."""
         back = "" if spec.resilience.requeue or spec.resilience.chain else ", not requeued"
         nodes = "one node" if spec.slurm.nodes in (None, "1") else f"{spec.slurm.nodes} nodes"
         if spec.components:

@@ -25,7 +25,7 @@ __all__ = ["MAX_BYTES", "MAX_FILES", "SENT_CODE", "CodePlan", "copy_code", "plan
 MAX_BYTES = 200 * 1024**2
 MAX_FILES = 20_000
 SENT_CODE = ".code"
-"""Folder in ``runs_dir`` for code from other machines: per content hash a folder and a JSON list of its files."""
+"""Folder in ``runs_dir`` for code from other machines: for each content hash, a folder and a JSON list of its files."""
 
 _NEVER = {".git", ".hg", ".svn"}
 _NO_CODE = {
@@ -71,7 +71,7 @@ def plan_code(
 
     Args:
         entrypoint: a file below ``root`` that is always copied.
-        include: globs relative to ``root`` of files and folders to copy although git or the defaults leave them out.
+        include: globs relative to ``root`` of files and folders to copy even if git or the defaults leave them out.
         exclude: globs of files or folders to leave out.
         runs_dir: left out, except for files that ``include`` matches.
 
@@ -105,8 +105,8 @@ def sent_files(root: Path) -> list[str] | None:
 def copy_code(plan: CodePlan, destination: Path) -> None:
     """Copy the planned files to ``destination``, which must not exist.
 
-    Symbolic links to targets inside the copy stay links. For other targets, files are copied and folders (such as a
-    data set) become absolute links.
+    Symbolic links to targets inside the copy stay links. A link to another file is replaced by a copy of the file, a
+    link to another folder (such as a data set) by an absolute link.
     """
     destination.mkdir(mode=0o750)
     present = _with_folders(plan.files)
@@ -258,7 +258,7 @@ def _matches_any(name: PurePosixPath, patterns: Sequence[str]) -> bool:
 
 
 def _matches(name: PurePosixPath, pattern: str) -> bool:
-    """A pattern without a slash matches a part of the path, one with a slash the path or a parent.
+    """A pattern without a slash matches any component of the path; one with a slash matches the path or a parent.
 
     Unlike in .gitignore, ``*`` also matches slashes.
     """

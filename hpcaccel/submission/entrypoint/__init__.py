@@ -1,1 +1,1 @@
-"""The program of a run: its file, its container image, and the checks before it starts."""
+"""A run's program: its file, its container image, and the checks before it starts."""

@@ -1,4 +1,4 @@
-"""The program of a spec: its file, the code to copy, how the ranks start it, and its secrets."""
+"""A spec's program: its file, the code to copy, how the ranks start it, and its secrets."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _RUN_MODULE = (
     "import runpy, sys; sys.path[0] = {root!r}; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
 )
 """``python -m`` with the copy of the code first on ``sys.path`` instead of the working directory: the working directory
-often contains the original code, which may have changed when a job is requeued."""
+often contains the original code, which may have changed by the time a job is requeued."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Entry:
 
 
 def find_entry(spec: JobSpec, *, base: Path, workdir: Path, function: Callable[..., Any] | None = None) -> Entry:
-    """The program of a spec.
+    """Find a spec's program.
 
     Args:
         base: the directory of the spec file.
@@ -172,7 +172,7 @@ def find_components(spec: JobSpec, *, base: Path, workdir: Path) -> dict[str, En
 
 
 def _component(spec: JobSpec, name: str, entry: Entry, plan: CodePlan | None, code: Path) -> LaunchComponent:
-    """The launch section of a component; ``spec`` is that of the component alone (``JobSpec.of_component``)."""
+    """The launch section of a component; ``spec`` is the component's own spec (``JobSpec.of_component``)."""
     slurm = spec.slurm
     given = {"cpus-per-task": slurm.cpus_per_task, "gpus-per-task": slurm.gpus_per_task, "gpu-bind": slurm.gpu_bind}
     return LaunchComponent(

@@ -1,4 +1,4 @@
-"""Container images: a check that the image exists, and the mounts that its ranks need."""
+"""Container images: a check that the image exists, and the mounts that the ranks need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Image:
 
 
 def look_at_image(spec: JobSpec, runs_dir: Path) -> Image | None:
-    """Check the image of a run; None for a run without a container.
+    """Check a run's image; None for a run without a container.
 
     Raises:
         SpecError: the image does not exist, is not supported, or cannot be started by the chosen runtime.

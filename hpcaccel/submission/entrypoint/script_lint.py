@@ -1,6 +1,6 @@
 """Warnings about a training script and its job: whether it detects stop requests, resumes, and can be requeued.
 
-The script is not executed. It and the files that it imports from its code folder are parsed, installed modules are not.
+The script is not executed. It and the files that it imports from its code folder are parsed; installed modules are not.
 A script that uses hpcaccel only through installed modules counts as not using it.
 """
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 STOP_NAMES = ("Accelerator", "should_stop", "stop_gate")
-"""Names of hpcaccel through which a program detects a stop request; ``hpcaccel.log`` is not one."""
+"""hpcaccel names through which a program detects a stop request; ``hpcaccel.log`` is not one."""
 
 _BY_NAME = {"import_module", "__import__", "run_module"}
 """Functions that import a module by name."""
@@ -46,7 +46,7 @@ class ImportedModules:
     """The names and modules that a program uses."""
 
     ours: set[str] = field(default_factory=set)
-    """Names of hpcaccel, such as ``Accelerator``."""
+    """hpcaccel names, such as ``Accelerator``."""
     attributes: set[str] = field(default_factory=set)
     """Attributes of any object, and names imported from any module."""
 
@@ -100,7 +100,7 @@ def _parse(file: Path) -> ast.Module | None:
 
 
 class _Folder:
-    """The code folder of a program, for the resolution of its imports."""
+    """A program's code folder, for resolving the program's imports."""
 
     def __init__(self, entry: Entry, plan: CodePlan | None) -> None:
         assert entry.file is not None
@@ -191,7 +191,7 @@ _LOADS = {"resume", "epochs", "steps", "load_state"}
 
 
 def advice(spec: JobSpec, entry: Entry, plan: CodePlan | None) -> tuple[str, ...]:
-    """Warnings about a script that does not detect stop requests, loads no checkpoint, or has a Python without torch.
+    """Warnings about a script that does not detect stop requests, loads no checkpoint, or would not find torch.
 
     Only the script and its imports from the code folder are checked; a name counts wherever it occurs in them.
     """

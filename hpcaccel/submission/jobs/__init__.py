@@ -1,1 +1,1 @@
-"""The jobs of a run: backends, submitting a batch script, recording the job, recovery after an interruption."""
+"""A run's jobs: backends, submitting a batch script, recording the job, recovery after an interruption."""

@@ -46,7 +46,7 @@ class SlurmBackend:
     def __init__(self, slurm: Slurm | None = None, options: Sequence[str] = ()) -> None:
         self.slurm = slurm or Slurm()
         self.options = list(options)
-        """sbatch options that override those of the script. The followers of a chain are submitted without them."""
+        """sbatch options that override those of the script. A chain's followers are submitted without them."""
 
     def check(self) -> None:
         if not self.slurm.available():
@@ -110,7 +110,7 @@ def ranges(indices: Sequence[int]) -> str:
 
 
 DEFAULT_SIZE = 1001
-"""Slurm's default of MaxArraySize."""
+"""Slurm's default for MaxArraySize."""
 FEW = 100
 """Up to this number of tasks, MaxArraySize is not queried: few sites set it lower."""
 MOST = 100_000

@@ -1,10 +1,10 @@
 """Protection of a submission: locks against the user's other processes, and deferred signals.
 
-A lock is held until its process releases it or ends, and all programs that inherited it have ended. If the file system
-has no flock, or the state directory is not writable, submissions work without locks.
+A lock is held until its process has released it or ended and all programs that inherited it have ended. If the file
+system has no flock, or the state directory is not writable, submissions work without locks.
 
 While a new run is created, SIGTERM and SIGHUP (the connection to the login node was lost) undo the creation, unless
-they are ignored (nohup) or have a handler. From then on, signals are deferred until the job is recorded.
+they are ignored (nohup) or have a handler. During the submission, signals are deferred until the job is recorded.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Signalled(BaseException):
 
 @contextmanager
 def raise_on_signals() -> Iterator[Callable[[], None]]:
-    """On SIGTERM or SIGHUP, raise an exception in the block, for cleanup, and then end the process by that signal.
+    """On SIGTERM or SIGHUP, raise an exception in the block, for cleanup, and then end the process with that signal.
 
     Only in the main thread, and only for signals that have the default handler.
 

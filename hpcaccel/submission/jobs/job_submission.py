@@ -277,6 +277,6 @@ def temporary(run: R) -> R:
 
 
 def made_in(place: Path) -> RunDir | None:
-    """The run whose ``temporary`` directory is ``place``; None if ``place`` does not have the name of one."""
+    """The run whose ``temporary`` directory is ``place``; None if ``place`` is not named like a temporary directory."""
     match = re.fullmatch(r"\.(\d{8}-\d{6}-[0-9a-f]{4})\.tmp", place.name)
     return None if match is None else RunDir(place.with_name(match[1]))

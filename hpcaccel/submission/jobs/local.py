@@ -1,7 +1,7 @@
 """Jobs of the local backend: ``bash job.sbatch`` is started at once, detached from the submitting process.
 
 The batch step (``node/batch.py``) replaces that bash, and a requeue replaces the batch step, so that the job keeps its
-process id. It is recorded with the start time of the process, because process ids are reused.
+process id. The id is recorded with the process's start time, because process ids are reused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RANK_NAMES = {
 _KEPT = {"SLURM_CONF"}
 _GATE = ("bash", "-c", 'IFS= read -r go || exit; exec "$@" < /dev/null', "bash")
 """Starts the job when a line arrives on stdin, after the job is recorded. If the submitting process is killed before
-that, stdin ends and the job does not start."""
+then, stdin ends and the job does not start."""
 
 
 @dataclass(frozen=True, kw_only=True)

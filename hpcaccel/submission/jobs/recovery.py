@@ -36,7 +36,7 @@ __all__ = ["SETTLING_SECONDS", "recover", "recover_interrupted", "recover_now", 
 SETTLING_SECONDS = 15.0
 """Longest time until Slurm's controller shows a job whose sbatch was killed."""
 UNLOCKED_SETTLING_SECONDS = 90.0
-"""The same if locks are not available: the sbatch of the killed process may still be running."""
+"""The same time if locks are not available: the sbatch of the killed process may still be running."""
 QUERY_TIMEOUT_SECONDS = 20.0
 """Timeout of Slurm's commands in ``recover_now``."""
 
@@ -69,7 +69,7 @@ def recover(run: RunDir, *, slurm: Slurm | None = None) -> None:
 def recover_now(runs: Iterable[RunDir], *, slurm: Slurm | None = None) -> dict[Path, str]:
     """Recover several runs without waiting for their jobs to appear, for commands that only read.
 
-    If Slurm does not respond to a query, no further one is made.
+    If Slurm does not respond to a query, no further query is made.
 
     Returns:
         For each run whose outcome is unknown, by path: the reason, for a message.
@@ -185,7 +185,7 @@ def _settled(submission: JobSubmission, earlier: Intent, query: Callable[[JobSub
 def _script_began(submission: JobSubmission, earlier: Intent) -> float:
     """The earliest time at which sbatch can have started; never later than now.
 
-    The intent is written before the code is copied, the script after it. The file system's clock may be ahead.
+    The code is copied after the intent and before the script is written. The file system's clock may be ahead.
     """
     try:
         written = os.stat(submission.run.script).st_mtime

@@ -1,8 +1,8 @@
 """The state of a run according to its directory: record, ledger and open requests; recording the run's jobs.
 
 A chain is a series of jobs, for sites where a job cannot be requeued. ``submit`` submits the first job together with
-its first followers, because a job that is killed at its start must already have one. Each job submits another one when
-it starts (``hpcaccel.node.chain``). Recording a job is idempotent.
+its first followers, because a job that is killed at its start must already have one. When a job starts, it submits a
+further follower (``hpcaccel.node.chain``). Recording a job is idempotent.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RunState:
     started: AttemptStart | None
     """The newest attempt of the newest job, if it has no end in the ledger."""
     last_end: AttemptEnd | None
-    """The end of the newest job's last attempt; None if the job has had no attempt, or if its last one is open."""
+    """The end of the newest job's last attempt; None if the job has had no attempt, or if its last attempt is open."""
     asked: StopRequest | None
     """The newest stop request that no supervisor has honoured yet."""
     stopping: bool

@@ -1,4 +1,4 @@
-"""submitit's executor, with hpcaccel's script and call of sbatch; and the pickles that submitit opens on the ranks.
+"""submitit's executor, with hpcaccel's script and sbatch call; and the pickles that submitit opens on the ranks.
 
 submitit pickles the calls, submits, and renames each pickle after its job. The script is the text from ``render``, for
 single jobs and arrays alike (submitit's own array code would write its own script). Written for submitit 1.5.

@@ -1,6 +1,6 @@
-"""Archives for a login node: the code of a job, and a wheel of hpcaccel with its pinned requirements.
+"""Archives for a login node: a job's code, and an hpcaccel wheel with its pinned requirements.
 
-An archive of code is identified by the hash of its contents.
+A code archive is identified by the hash of its contents.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def archive(wheel: Path | None) -> bytes:
     """A tar file with ``wheel`` and ``constraints.txt``. Without a wheel, one is built from the running hpcaccel.
 
     Raises:
-        UserError: ``wheel`` is not a wheel of hpcaccel, or none can be built from the running hpcaccel.
+        UserError: ``wheel`` is not an hpcaccel wheel, or none can be built from the running hpcaccel.
     """
     with tempfile.TemporaryDirectory(prefix="hpcaccel-wheel-") as folder:
         found = _own(Path(folder)) if wheel is None else _checked(wheel)

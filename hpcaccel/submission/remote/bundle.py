@@ -138,7 +138,7 @@ def _one_plan(jobs: Sequence[JobSpec], entries: Sequence[Entry]) -> CodePlan | N
 
 
 def _document_for_profile(values: dict[str, Any], profile: ClusterProfile) -> dict[str, Any]:
-    """The values of a spec as a document. ``${env:NAME}`` of the profile is kept for the cluster to expand."""
+    """The values of a spec as a document. ``${env:NAME}`` in the profile is kept for the cluster to expand."""
 
     def document(value: Any, default: Any) -> Any:
         if isinstance(value, Mapping):

@@ -47,7 +47,7 @@ def code_folder(runs_dir: Path) -> Path:
 
 
 def receive(request: dict[str, Any], runs_dir: Path, stream: BinaryIO, frames: FrameWriter) -> None:
-    """Receive an archive of code, continuing an interrupted transfer.
+    """Receive a code archive, continuing an interrupted transfer.
 
     The first frame of the reply (``have``) contains the number of bytes received so far, or the path of the files if
     the archive is complete. The remaining bytes are read from ``stream``.
@@ -246,7 +246,7 @@ def _inside(run: RunDir, name: str) -> Path:
 
 
 def _send(path: Path, name: str, offset: int, size: int, frames: FrameWriter) -> None:
-    """Send a file from ``offset`` up to ``size``. The last frame has the CRC-32 of the file from its first byte."""
+    """Send a file from ``offset`` up to ``size``. The last frame has the CRC-32 of all bytes from 0 on."""
     crc = 0
     with path.open("rb") as file:
         position = 0

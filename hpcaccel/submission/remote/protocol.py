@@ -2,7 +2,7 @@
 
 The login node sends a hello line, this side sends a request (a JSON line, which bytes may follow), and the login node
 replies in frames. A frame is a JSON line; its ``bytes`` is the number of raw bytes that follow. A reply without the
-last frame (``exit``) is incomplete: this distinguishes a broken connection from an end.
+last frame (``exit``) is incomplete: this distinguishes a broken connection from a normal end.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class ProgramSession(Protocol):
 
 
 class Connection(Protocol):
-    """Starts programs on the login node; a command is a line for the login shell of the user."""
+    """Starts programs on the login node; a command is a line for the user's login shell."""
 
     def start(self, command: str) -> ProgramSession: ...
 

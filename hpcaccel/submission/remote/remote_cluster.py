@@ -91,7 +91,7 @@ class RemoteRequest:
         """Read all frames.
 
         Args:
-            callbacks: callbacks by kind of frame, called with head and payload. Their payloads are not kept.
+            callbacks: callbacks by kind of frame, called with head and payload. These payloads are not kept.
 
         Returns:
             The last frame (``exit``), and the payloads of the others.

@@ -48,7 +48,7 @@ def remember(cluster: str, run: Mapping[str, Any], *, secrets: Sequence[str] = (
 
 
 def remote_runs() -> list[dict[str, Any]]:
-    """All runs of the index, oldest first, with ``cluster``, ``run_id``, ``name``, ``job_id`` and ``path``."""
+    """All runs in the index, oldest first, with ``cluster``, ``run_id``, ``name``, ``job_id`` and ``path``."""
     return [line for line, _ in read_lines(_runs_file())]
 
 
@@ -96,7 +96,7 @@ def pending_submission(cluster: str, contents: Mapping[str, Any]) -> Iterator[Pe
 def pending_command(cluster: str, args: Sequence[str]) -> Iterator[PendingKey]:
     """A key for a command that changes a run, such as ``resume``.
 
-    After an hour the same command gets a new key, because the run may have ended since.
+    After an hour the same command gets a new key, because the run may have ended in the meantime.
     """
     contents = {"cluster": cluster, "args": list(args)}
     with pending_key("remote-commands", contents, kept_seconds=COMMAND_SECONDS) as pending:

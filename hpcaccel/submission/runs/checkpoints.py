@@ -38,7 +38,7 @@ class Origin:
 
     @property
     def may_vanish(self) -> bool:
-        """Whether the checkpoint may be deleted by its run before the new run starts: this user cannot pin it."""
+        """Whether the run that saved the checkpoint may delete it before the new run starts: the user cannot pin it."""
         return self.run_id is not None and not os.access(self.path, os.W_OK)
 
     @property
@@ -69,7 +69,7 @@ def find_origin(token: str | os.PathLike[str]) -> Origin:
 
 
 def find_checkpoint(token: str | os.PathLike[str]) -> Path:
-    """Find the checkpoint that ``token`` names: that of the step after @, else the newest good one.
+    """Find the checkpoint that ``token`` names: the one of the step after @, else the newest good one.
 
     Raises:
         RunNotFound: ``token`` is neither a run nor a path.

@@ -66,7 +66,7 @@ def _is_leftover(place: Path, run: RunDir, before: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Cleaning:
-    """The items to delete, and the runs that are kept, each as its id and the reason."""
+    """The items to delete, and the runs that are kept, each with its id and the reason."""
 
     items: tuple[Item, ...]
     kept: tuple[tuple[str, str], ...]

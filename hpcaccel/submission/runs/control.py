@@ -1,7 +1,7 @@
 """Stop, cancel and resume a run.
 
 Stop and cancel write a request to the run's ``control/`` first, so that no supervisor requeues a run that a user ended.
-A resume submits a new job with the same script in the same directory, which starts from the newest checkpoint.
+A resume submits a new job, which runs the same script in the same directory and starts from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
     """Request that a run (or all tasks of an array) save and exit.
 
     Args:
-        then: ``pause``: it stays stopped until it is resumed; ``requeue``: it returns to the queue; ``finish``: the
+        then: ``pause``: the run stays stopped until resumed; ``requeue``: it returns to the queue; ``finish``: the
             code after the training loop runs, and the run ends.
 
     Raises:
@@ -106,7 +106,7 @@ def _refuse_stop(run: RunDir, now: RunStatus, then: Then) -> None:
 
 
 def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
-    """Cancel a run (or all tasks of an array), without a requeue. It can be resumed.
+    """Cancel a run (or all tasks of an array), without a requeue. The run can be resumed later.
 
     Raises:
         UserError: the run has already ended, and none of its jobs is left in the queue.
@@ -256,7 +256,7 @@ def _restore(stale: Sequence[tuple[RunDir, str]]) -> None:
 
 
 def _resumable(now: RunStatus, run: RunDir) -> list[int] | None:
-    """The tasks to resume; None for a run that is not part of an array."""
+    """Indices of the tasks to resume; None for a run that is neither an array nor part of one."""
     if not now.ended:
         raise RunBusy(
             f"run {now.run_id} is {now.state}: it has not ended. Stop it first with `hpcaccel stop {now.run_id}`"

@@ -30,7 +30,7 @@ TEMPORARY = ".clean-"
 """Prefix of files and folders that are renamed before they are deleted."""
 _PUT_ASIDE = tuple(f"{prefix}_step_" for prefix in checkpoint_files.PUT_ASIDE)
 _FRESH_SECONDS = 1.0
-"""The result of reading all runs is reused for this time, or for the time that reading took if that is longer."""
+"""The result of reading all runs is reused for this long, or for as long as the reading took if that is longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def _why_deletable(places: Sequence[Path], state: RunStatus) -> str | None:
 
 
 def _of_checkpoints(place: Path, run_id: str) -> Iterator[Item]:
-    """Leftovers, and the checkpoints except pinned ones and the newest good one. Without a good one, only leftovers."""
+    """Leftovers, and the checkpoints except pinned ones and the newest good one. If none is good, only leftovers."""
     found = checkpoint_files.step_directories(place)
     newest = next((path for _, path in found if _is_good(path)), None)
     if newest is not None:

@@ -169,7 +169,7 @@ def _expected(job: JobInfo, own: WaitingJob | None) -> float | None:
 
 
 def _is(one: WaitingJob, job_id: str) -> bool:
-    """Whether a line of the queue is for ``job_id``; ``46_[1-5%2]`` counts for all tasks of array 46."""
+    """Whether a line of the queue is for ``job_id``; ``46_[1-5%2]`` matches all tasks of array 46."""
     return one.job_id == job_id or one.job_id.partition("_[")[0] == job_id.partition("_")[0]
 
 
@@ -181,5 +181,5 @@ def _before(own: WaitingJob, queue: Sequence[WaitingJob]) -> list[WaitingJob]:
 
 
 def _place(job: WaitingJob) -> tuple[int, int]:
-    """Sort key: priority, then job id. Without priority weights (26.11) all jobs have the same priority."""
+    """Sort key: priority, then job id. Without priority weights, all jobs have the same priority (seen on 26.11)."""
     return -job.priority, int(re.match(r"\d*", job.job_id)[0] or 0)  # type: ignore[index]

@@ -45,7 +45,7 @@ class FoundRun:
 
 
 def all_runs(runs_dir: Path | None = None, *, slurm: Slurm | None = None) -> list[AnyRun]:
-    """All runs of the index and of ``runs_dir`` (default: the one that submit would use), oldest first."""
+    """All runs in the index and in ``runs_dir`` (default: the one that submit would use), oldest first."""
     return [known.open(slurm) for known in known_runs(runs_dir)]
 
 
@@ -147,7 +147,7 @@ def _listed(runs: list[FoundRun]) -> str:
 
 
 def known_runs(runs_dir: Path | None = None) -> list[FoundRun]:
-    """The existing runs of the index and of ``runs_dir`` (default: the one that submit would use).
+    """The existing runs in the index and in ``runs_dir`` (default: the one that submit would use).
 
     Sorted from the oldest, without duplicates.
     """

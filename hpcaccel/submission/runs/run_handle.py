@@ -31,7 +31,7 @@ __all__ = ["AnyRun", "Run", "RunArray", "SweepRun", "open_run"]
 
 QUERY_SECONDS = {"slurm": 30.0, "local": 1.0}
 """Interval at which ``wait`` reads the scheduler's state, which is cached for longer (``slurm.queue_cache``). The run
-directory, which shows most ends first, is read more often."""
+directory, where most ends appear first, is read more often."""
 LOOK_SECONDS = 1.0
 RESULT_SECONDS = 15.0
 """Time for which ``result`` waits for the result file of a completed run."""
@@ -159,7 +159,7 @@ class Run(_Handle):
 
     @property
     def job(self) -> Job[Any]:
-        """submitit's job object of the newest job."""
+        """submitit's job object for the newest job."""
         from hpcaccel.submission.runs.submitit_job import RunJob
 
         return RunJob(folder=self.dir.submitit, job_id=self.job_id, tasks=list(range(self.ranks)))

@@ -61,7 +61,7 @@ class DirectoryStat:
 
 
 def places_of(run: RunDir) -> list[str] | None:
-    """The paths that show a change of a run: its folders, record, spec, and files of JSON lines. None for too many.
+    """The paths that show a change of a run: its folders, record, spec, and JSON-lines files. None if too many.
 
     The copy of the code counts as one path, because nothing writes into it.
     """
@@ -113,7 +113,7 @@ class CachedOverview:
                 self._known[line["path"]] = line
 
     def recall(self, path: str | Path) -> dict[str, Any] | None:
-        """The cached value of the run in ``path`` if its paths are unchanged, else None. They are checked once."""
+        """The cached value of the run in ``path`` if its paths are unchanged, else None. The paths are checked once."""
         name = str(path)
         if name not in self._checked:
             self._checked[name] = self._check(name)

@@ -62,7 +62,7 @@ def _jobs(fact: RunState) -> list[str]:
 
 
 def _submitted(fact: RunState) -> float:
-    """An upper limit for the submission time of the newest job: the last write of the run's record."""
+    """An upper bound on the newest job's submission time: the last write of the run's record."""
     try:
         return os.stat(fact.run.record).st_mtime
     except OSError:

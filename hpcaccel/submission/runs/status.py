@@ -81,7 +81,7 @@ class RunStatus:
 
 
 def status(run: RunDir, slurm: Slurm | None = None, *, patient: bool = False) -> RunStatus:
-    """The status of ``run``, or of all tasks for the directory of an array. See :func:`statuses`."""
+    """The status of ``run``, or of all tasks if it is the directory of an array. See :func:`statuses`."""
     return statuses([run], slurm, patient=patient)[0]
 
 

@@ -1,4 +1,4 @@
-"""submitit's job object of a run: status, log and cancel use the run directory."""
+"""submitit's job object for a run: status, log and cancel use the run directory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RunWatcher(SlurmInfoWatcher):
 
 
 class RunJob(SubmittedJob):
-    """submitit's job of a run. It is done when no further attempt will start automatically.
+    """submitit's job for a run. It is done when no further attempt will start automatically.
 
     Neither the result file of an earlier attempt nor a preemption makes it done.
     """

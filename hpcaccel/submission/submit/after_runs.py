@@ -54,7 +54,7 @@ def resolve_after(
         planned: runs that the same command submits before this one, by name.
 
     Raises:
-        SpecError: the job cannot wait for a run, or a run has ended in another way than required.
+        SpecError: the job cannot wait for a run, or a run has ended in a way other than required.
     """
     if spec.after and backend == "local":
         raise SpecError(

@@ -54,8 +54,8 @@ def new_run(
 ) -> Iterator[JobSubmission]:
     """Create the directory of a run or sweep; the block then submits its job. If either fails, both are undone.
 
-    The run is kept if Slurm may have accepted the job.
-    Until the directory is complete, SIGTERM and SIGHUP undo it, too; then the submission defers them.
+    The run is kept if Slurm may have accepted the job. Until the directory is complete, SIGTERM and SIGHUP also undo
+    the creation; the submission then defers these signals.
 
     Args:
         build: fills ``temporary(run)`` and calls :func:`publish`.
@@ -85,9 +85,9 @@ def new_run(
 
 @contextmanager
 def all_or_nothing(run: RunDir) -> Iterator[None]:
-    """Create ``temporary(run)`` for the block to fill. If the block fails, remove it and all parents created here.
+    """Create ``temporary(run)`` for the block to fill. If that fails, remove the folder and all parents created here.
 
-    After the rename, it is kept if Slurm may have accepted the job.
+    After the rename, the directory is kept if Slurm may have accepted the job.
 
     Raises:
         RunDirectoryError: it cannot be created, or the block raised an OSError, such as a full disk.

@@ -56,7 +56,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """How a submission differs from the last run of its name. File names are relative to the code's folder."""
+    """How a submission differs from the last run of the same name. File names are relative to the code's folder."""
 
     run_id: str
     created: float
@@ -190,7 +190,7 @@ def _has_open_runs(key: str) -> bool:
 
 @contextmanager
 def pending_key(kind: str, contents: Mapping[str, Any], *, kept_seconds: float | None) -> Iterator[PendingKey]:
-    """A key for a request. It is on disk before the block begins and deleted after the block if it set ``done``.
+    """A key for a request. It is on disk before the block begins and deleted after the block if the block set ``done``.
 
     A later call with the same contents gets the same key. Concurrent calls get different keys, because a key's file is
     locked while in use. Without locks, or if nothing can be written, each call gets a new key.

@@ -1,10 +1,10 @@
-"""Idempotent submission under a key: one run per key, however often it is submitted and wherever an earlier try failed.
+"""Idempotent submission under a key: one run per key, however often the command is repeated and wherever a try failed.
 
 A try records the run directory before it creates it. The next try checks the result: a run with a job is returned; a
 job that was submitted but not recorded is looked up (``jobs.recovery``); otherwise the remains of the try are removed
 and the run is submitted again. A lock per key serializes the tries.
 
-If the command comes from another machine, that machine creates the key. A command of this machine gets a key from
+If the command comes from another machine, that machine creates the key. A command on this machine gets a key from
 ``command_key``, which is kept until the command has finished: repeated within an hour after it was killed, the command
 continues; repeated after it finished, it submits another run.
 """

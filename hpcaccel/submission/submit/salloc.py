@@ -25,7 +25,7 @@ from hpcaccel.submission.submit.prepare import PreparedSubmission
 __all__ = ["SallocAllocation", "allocation_around", "overrides_inside", "prepared_inside", "run_script"]
 
 LOOK_SECONDS = 0.5
-"""Interval at which the output of the run is shown."""
+"""Interval at which the run's output is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ def run_script(run: RunDir, *, show_output: Callable[[], None]) -> int:
 
 
 _OF_THE_SHELL = {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_STEP_ID"}
-"""Variables with srun options that salloc or a shell step sets. They are removed, because the spec sets its own."""
+"""Variables of salloc or a shell step that srun reads as options. They are removed, because the spec sets its own."""
 
 
 def _default_signals() -> None:

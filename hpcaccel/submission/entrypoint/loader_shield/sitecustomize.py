@@ -27,7 +27,7 @@ def _shield_worker() -> None:
 
 
 def _starts_worker() -> bool:
-    """Whether a data loader forked this process, which has its parent's stack."""
+    """Whether a data loader forked this process: if so, its frames are on the inherited stack."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
