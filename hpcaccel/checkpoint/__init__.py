@@ -3,12 +3,12 @@
 Start reading in ``commit``: it describes how a checkpoint appears on the disk, and what remains after a kill.
 
 - ``engine``: ``CheckpointEngine``, which saves, finds and loads; ``saving``: one save; ``loading``: one resume.
-- ``training_state``, ``optimizer_state``, ``tree``, ``save_plan``, ``restore``: a training as tensors by key, and back.
+- ``training_state``, ``optimizer_state``, ``tree``, ``save_plan``, ``restore``: training state as tensors, and back.
 - ``dcp_storage``, ``manifest_writer``: the files, behind the interfaces of ``torch.distributed.checkpoint``.
-- ``background``, ``snapshot_memory``, ``writer``: saves in the background, written by a process without torch. This
+- ``background``, ``snapshot_memory``, ``writer``: background saves, written by a process without torch. This
   package imports its modules at first use, so that the writer process need not import torch.
 - ``rank_agreement``: an error on one rank is an error on all.
-- ``formats``: conversion from and to files of other programs.
+- ``formats``: conversion to and from other programs' files.
 """
 
 from importlib import import_module

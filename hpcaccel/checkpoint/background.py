@@ -1,16 +1,16 @@
-"""The rank's side of saves in the background: shared memory, a writer process, and the one save in flight.
+"""The rank's side of background saves: shared memory, a writer process, and the one save in flight.
 
-The training thread plans the save with the other ranks, copies its tensors into shared memory, sends an order to its
-writer process and continues. The writers complete the commit protocol (see ``commit``) among themselves, through a
+The training thread plans the save with the other ranks, copies the tensors into shared memory, sends an order to the
+rank's writer process and continues. The writers finish the commit protocol (see ``commit``) among themselves through a
 results folder beside the checkpoint. The commit therefore needs neither the training thread, which may be in the middle
-of a long step, nor a process group that the training uses: it happens as soon as all files are on the disk.
+of a long step, nor a process group that training uses: it happens as soon as all files are on the disk.
 
 A rank detects the end of a save through its own writer's pipe, which it polls once per step while a save is in flight.
 The ranks exchange their results together with the agreement on when to stop, so all of them settle a save, or raise its
 error, at the same step. ``conclude`` waits in two phases: each rank for its own file, then, if all files are written,
 all ranks for rank 0's commit. No rank waits for a commit that cannot happen.
 
-The writers exit with their ranks. A rank that exits with a save in flight waits for it up to ``EXIT_WAIT_SECONDS``.
+The writers exit with their ranks. A rank that exits with a save in flight waits up to ``EXIT_WAIT_SECONDS`` for it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 Progress = Literal["done", "busy", "failed"]
 
 EXIT_WAIT_SECONDS = (10.0, 2.0)
-"""Timeouts at exit, if a save is in flight: of every rank for its own file, which may hold the newest state; then of
-rank 0 for the commit, which needs the files of all ranks."""
+"""Timeouts at exit if a save is in flight: every rank waits for its own file, which may hold the newest state; then
+rank 0 waits for the commit, which needs the files of all ranks."""
 LONE_WAIT_SECONDS = 120.0
 """Timeout of ``wait_alone``."""
 
@@ -92,7 +92,7 @@ class BackgroundWriter:
         self._local_world_size = local_world_size
         self.memory: SnapshotMemory | None = None
         self.pending: PendingSave | None = None
-        """The save in flight: not all ranks have detected its end yet."""
+        """The save in flight, whose end not all ranks have detected yet; None if there is none."""
         self._writer: WriterProcess | None = None
         self._problem: str | None = None
         self._room_for: AgreedPlan | None = None
@@ -202,7 +202,7 @@ class BackgroundWriter:
             wait: wait for the end of the save. False: all ranks have already detected its end.
 
         Returns:
-            The writer's reports; on rank 0 including the commit.
+            The writer's reports; on rank 0 they include the commit.
 
         Raises:
             CheckpointError: on all ranks, if the save failed on any of them. Its files are removed.
@@ -252,7 +252,7 @@ class BackgroundWriter:
     # -- ending
 
     def wait_at_exit(self) -> None:
-        """Wait for the save in flight of a rank that exits."""
+        """Wait for the save in flight before this rank exits."""
         for report, seconds in zip(("written", "committed"), EXIT_WAIT_SECONDS, strict=True):
             if report in self._needed_reports and not self._wait(report, seconds=seconds):
                 return
@@ -271,7 +271,7 @@ class BackgroundWriter:
 
 
 def _wait_at_exit(reference: weakref.ref[BackgroundWriter], owner: int) -> None:
-    """Exit handler of the interpreter. A save may still be in flight if the program has failed."""
+    """Interpreter exit handler. A save may still be in flight if the program has failed."""
     background = reference()
     if background is not None and background.pending is not None and os.getpid() == owner:
         background.wait_at_exit()

@@ -1,13 +1,13 @@
-"""The commit protocol: a checkpoint is complete on the disk, or it does not exist. Without torch.
+"""The commit protocol: a checkpoint is complete on the disk, or it does not exist. Does not import torch.
 
-Every save has five phases, whether the training waits for it or a process writes it in the background.
+Every save has five phases, whether training waits for it or a process writes it in the background.
 
-1. **begin** Rank 0 creates the temporary directory ``.step_00001200.<attempt>.tmp``. A save in the background also gets
-   a results folder, ``.step_00001200.<attempt>.results.tmp``.
+1. **begin** Rank 0 creates the temporary directory ``.step_00001200.<attempt>.tmp``. A background save also gets a
+   results folder, ``.step_00001200.<attempt>.results.tmp``.
 2. **write** Each rank writes its tensors to one file there, ``rank_00003.bin``, and fsyncs it.
-3. **gather** Rank 0 collects size and CRCs of all files: over the process group, or from the results folder, where each
-   writer process writes a JSON file.
-4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of these files),
+3. **gather** Rank 0 collects the size and CRCs of each file: over the process group, or from the results folder, where
+   each writer process writes a JSON file.
+4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file),
    fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename is the commit.
 5. **retire** Rank 0 renames checkpoints beyond the retention limit to ``.step_00000800.deleted.tmp`` and deletes them.
 
@@ -22,16 +22,16 @@ publish   rank 0, ``write_manifest`` and    rank 0's writer process, the same tw
 retire    rank 0; a thread deletes          rank 0's writer process
 ========  ================================  ====================================================
 
-State on the disk after a kill of any process at any time:
+State on the disk if any process is killed at any time:
 
-- before begin: the older checkpoints; those of an abandoned branch may be renamed already.
+- before begin: the older checkpoints; those of an abandoned branch may already be renamed.
 - from begin until the rename: a temporary directory, possibly with its manifest. It does not count as a checkpoint, and
   ``clean`` removes it before the next save. Older checkpoints are unchanged.
 - after the rename: the new checkpoint, complete. A power failure before the parent's fsync may undo the rename.
 - during retire: the new checkpoint, and old ones under either name. ``clean`` deletes the renamed ones.
 
-A directory with a final name is therefore complete; if its manifest is missing or wrong, it was damaged later. Ranks of
-an earlier attempt that are still running (on a node that the scheduler has lost) cannot commit: ``publish`` refuses
+A directory with a final name was therefore complete; if its manifest is missing or wrong, it was damaged later. Ranks
+of an earlier attempt that are still running (on a node that the scheduler has lost) cannot commit: ``publish`` refuses
 once a later attempt has begun.
 """
 
@@ -96,7 +96,7 @@ class WrittenFile:
 
 
 def clean(directory: Path) -> None:
-    """Remove temporary directories of killed saves and deletions. A failure to remove one is logged."""
+    """Remove temporary directories left by killed saves and deletions. A failure to remove one is logged."""
     if not directory.is_dir():
         return
     for path in sorted(directory.iterdir()):
@@ -145,7 +145,7 @@ def complete_index(index: bytes, files: Iterable[WrittenFile]) -> bytes:
     for written in files:
         offset = 0
         for crc, length in zip(written.pieces, written.lengths, strict=True):
-            if length:  # an empty chunk has the offset of the next one, and no bytes to check
+            if length:  # an empty chunk has the same offset as the next one, and no bytes to check
                 crcs[written.file, offset] = crc
             offset += length
     content = json.loads(index)
@@ -241,10 +241,10 @@ def _refuse_earlier_attempt(temporary: Path, final: Path) -> None:
 def retire(directory: Path, *, keep: int, newest_step: int, keep_every: int | None = None) -> list[Path]:
     """Rename checkpoints beyond the retention limit to temporary names.
 
-    Not renamed are the newest ``keep`` good checkpoints up to ``newest_step``, pinned checkpoints, and the first good
+    The newest ``keep`` good checkpoints up to ``newest_step`` are kept, as are pinned checkpoints and the first good
     one at or after each positive multiple of ``keep_every``. Good means that manifest and file sizes are correct.
-    Checkpoints after ``newest_step`` belong to another branch and are not renamed either. Errors are only logged: the
-    new checkpoint is committed, and the training continues.
+    Checkpoints after ``newest_step`` belong to another branch and are kept too. Errors are only logged: the new
+    checkpoint is committed, and training continues.
 
     Returns:
         The renamed directories, for ``delete``.
@@ -284,7 +284,7 @@ def _too_old(newest_first: list[tuple[int, Path]], keep: int) -> list[tuple[int,
 
 
 def _is_milestone(step: int, newest_first: list[tuple[int, Path]], keep_every: int | None) -> bool:
-    """Whether this is the first checkpoint since the last positive multiple of ``keep_every``, damaged ones aside."""
+    """Whether no good checkpoint lies between the last positive multiple of ``keep_every`` and this one."""
     if keep_every is None or step < keep_every:
         return False
     begin = step - step % keep_every

@@ -204,7 +204,7 @@ class ShardReader(StorageReader):
         return bytes(data[: piece.length])
 
     def _read_batch(self, batch: ReadBatch) -> None:
-        """Read a lone item directly into its tensor if that has the stored layout, else the batch through a buffer."""
+        """Read a lone item directly into its tensor if the tensor has the stored layout, else a batch via a buffer."""
         assert batch.file is not None
         if batch.later is not None:
             batch.later.prefetch()
@@ -279,12 +279,12 @@ def tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 
 def stored_lengths(plan: SavePlan) -> list[int]:
-    """Size in bytes of each chunk of a plan in its file, padding included."""
+    """Stored size in bytes of each chunk of a plan, padding included."""
     return [length + -length % ALIGNMENT_BYTES for length in map(_length, plan.items)]
 
 
 def pieces_of(plan: SavePlan, rank: int, crcs: Sequence[int] | None = None) -> list[Piece]:
-    """The place of each chunk of a rank's plan in its file; without ``crcs`` the CRCs are zero."""
+    """The location of each of the plan's chunks in the rank's file; without ``crcs`` the CRCs are zero."""
     lengths = stored_lengths(plan)
     offsets = accumulate(lengths, initial=0)
     return [

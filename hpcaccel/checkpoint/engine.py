@@ -99,19 +99,19 @@ class CheckpointEngine:
             reason: ``due``, ``preempted``, ``time_limit`` …; for display.
             guarantee: what a resume on the same machines guarantees.
             guarantee_reasons: why a resume is not bit-exact.
-            missing: ranks that do not take part. In that case only rank 0 calls ``save``, and saves its own state,
+            missing: ranks that do not take part. If there are any, only rank 0 calls ``save`` and saves its own state,
                 which must be the same on all ranks. A later save of this step by all ranks replaces the checkpoint.
             fill: called on every rank with an empty directory, whose content becomes part of the checkpoint. ``fill``
                 may set ``state.without``; rank 0's value is used.
-            background: return once ``state`` is copied; see ``in_flight``, ``progress`` and ``settle``. Without
-                memory for the copy or a writer process, and with ``fill`` or ``missing``, it returns after the commit.
+            background: return once ``state`` is copied; see ``in_flight``, ``progress`` and ``settle``. With
+                ``fill`` or ``missing``, or without memory for the copy or a writer process, return after the commit.
 
         Returns:
             The directory of the checkpoint, committed or in flight.
 
         Raises:
-            CheckpointError: on all ranks that take part, if this save or the one in flight failed on any of them. Its
-                files are removed. An error in the background is raised by ``settle`` or ``drain``.
+            CheckpointError: on all ranks that take part, if this save or the one in flight failed on any of them. The
+                failed save's files are removed. An error in the background is raised by ``settle`` or ``drain``.
         """
         begun = time.monotonic()
         facts = {
@@ -253,7 +253,7 @@ class CheckpointEngine:
         """The checkpoint to resume from. Rank 0 searches; all ranks return its result.
 
         Args:
-            resume: ``"auto"``: the newest good checkpoint in this directory. None: no checkpoint, training starts at
+            resume: ``"auto"``: the newest good checkpoint in this directory. None: no checkpoint; training starts at
                 step 0. Else the name of a checkpoint in this directory, or the path of a checkpoint, of a directory of
                 checkpoints or of a run; for the last two, their newest good checkpoint.
 
@@ -261,7 +261,7 @@ class CheckpointEngine:
             The checkpoint's directory; None if there is none.
 
         Raises:
-            CheckpointError: on all ranks, if all checkpoints are damaged, or one does not exist or cannot be read.
+            CheckpointError: on all ranks, if all checkpoints are damaged, or the named one is missing or unreadable.
         """
         self.drain()
         if resume is None:
@@ -274,7 +274,7 @@ class CheckpointEngine:
         return self._branch.contains(path)
 
     def load(self, path: Path, state: TrainingState, *, fall_back: bool = True) -> LoadedCheckpoint:
-        """Restore ``state`` in place and check the CRCs of its bytes. After an error ``state`` may be partly restored.
+        """Restore ``state`` in place and check the CRCs of what is read. After an error ``state`` may be half restored.
 
         Args:
             path: a checkpoint's directory, the same on all ranks.

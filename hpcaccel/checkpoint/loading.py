@@ -1,4 +1,4 @@
-"""Find the checkpoint to resume from, restore a training from it, and report what the resume guarantees.
+"""Find the checkpoint to resume from, restore training state from it, and report what the resume guarantees.
 
 A damaged checkpoint is renamed to ``quarantined_…`` if it is in this training's own directory.
 """
@@ -52,7 +52,7 @@ class LoadedCheckpoint:
     """The result of a resume.
 
     Args:
-        path: the loaded checkpoint; another one if the requested checkpoint was damaged.
+        path: the loaded checkpoint; not the requested one if that was damaged.
         manifest: content of its ``COMMITTED`` file: ``step``, ``epoch``, ``reason``, ``world_size`` …
         per_rank: this rank's own state; None if the checkpoint has no state for this rank (see ``rank_sources``).
         guarantee: what this resume guarantees.
@@ -91,7 +91,7 @@ def find_checkpoint(directory: Path, resume: str | Path) -> Path | None:
         directory: the training's own directory of checkpoints.
 
     Raises:
-        CheckpointError: all checkpoints are damaged, the named one does not exist, or see ``newest_good``.
+        CheckpointError: the named checkpoint does not exist, or for the reasons in ``newest_good``.
     """
     if resume == "auto":
         return newest_good(directory, ours=True)
@@ -106,14 +106,14 @@ def find_checkpoint(directory: Path, resume: str | Path) -> Path | None:
 
 
 def newest_good(directory: Path, *, ours: bool) -> Path | None:
-    """The newest checkpoint with a valid manifest and correct file sizes; None if there is none, damaged or not.
+    """The newest checkpoint with a valid manifest and correct file sizes; None if there is not even a damaged one.
 
     Args:
-        ours: quarantine newer damaged checkpoints; otherwise skip them.
+        ours: whether damaged checkpoints found on the way are quarantined; otherwise they are skipped.
 
     Raises:
         CheckpointError: all are damaged (starting at step 0 would lose the training), or a newer hpcaccel wrote the
-            newest.
+            newest undamaged one.
     """
     for _, path in checkpoint_files.step_directories(directory):
         try:
@@ -257,11 +257,11 @@ def _mesh_text(mesh: dict[str, Any]) -> str:
 
 
 def rank_sources(content: Mapping[str, Any], *, world_size: int, tensor: int = 1) -> tuple[int | None, ...]:
-    """For each current rank, the rank of the save whose per-rank state (mainly random state) it loads, or None.
+    """For each current rank, the rank at the save whose per-rank state (mainly random state) it loads, or None.
 
-    Usually, rank r loads the state of rank r. A rank without a saved state seeds its generators from seed, rank and
-    step, so that two resumes of a checkpoint are identical. The ranks of a tensor-parallel group must draw the same
-    random numbers: if the size of these groups has changed since the save, all ranks of a group load one rank's state.
+    Usually, rank r loads the state of rank r. A rank without a saved state seeds its generators from seed, data
+    rank and step, so that two resumes of a checkpoint are identical. The ranks of a tensor-parallel group must draw the
+    same random numbers: if the group size has changed since the save, all ranks of a group load one rank's state.
 
     Args:
         content: the checkpoint's manifest.

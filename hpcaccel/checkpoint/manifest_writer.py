@@ -1,4 +1,4 @@
-"""The content of a checkpoint's two JSON files, with torch's types.
+"""The content of a checkpoint's two JSON files, in terms of torch's types.
 
 ``index.json`` describes each tensor: dtype, shape and its chunks, each with file, offset, length and CRC. ``COMMITTED``
 (read and checked by ``hpcaccel.checkpoint_files.manifest``) describes the save, and lists size and CRC of the ranks'
@@ -122,7 +122,7 @@ def describe(**facts: Any) -> dict[str, Any]:
     """The content of a manifest, except what ``commit.write_manifest`` adds: time, sizes and files.
 
     Args:
-        facts: step, epoch, reason, world size … of the save.
+        facts: the save's step, epoch, reason, world size and so on.
     """
     return {
         "version": VERSION,

@@ -1,7 +1,7 @@
 """Optimizer state by parameter name, independent of the order and the numbers of the models' parameters.
 
 It is read through ``state_dict()`` and restored through ``load_state_dict()``, so hooks and optimizers that override
-these methods work. No state is created for an optimizer that has made no step.
+these methods work. No state is created for an optimizer that has not taken a step.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: s
 def targets(
     optimizer: Optimizer, tree: Any, names: dict[nn.Parameter, str], path: str, index: Index
 ) -> dict[str, torch.Tensor]:
-    """Tensors by key to read the state of an optimizer's parameters into; see ``_like`` for device and sharding.
+    """Tensors by key, into which the state of an optimizer's parameters is read; see ``_like`` for device and sharding.
 
     Raises:
         CheckpointError: the optimizer's parameters or groups differ from the saved ones.
@@ -153,7 +153,7 @@ def _like(parameter: nn.Parameter, node: dict[str, Any], index: Index) -> torch.
 
 
 def _undo_casts(state: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Restore saved dtypes: ``load_state_dict`` casts state to the parameter's dtype, and float32 moments lose bits."""
+    """Restore saved dtypes: ``load_state_dict`` casts state to the parameter's dtype, so float32 moments lose bits."""
     for key, value in saved.items():
         now = state.get(key)
         if isinstance(value, torch.Tensor) and isinstance(now, torch.Tensor) and now.dtype != value.dtype:

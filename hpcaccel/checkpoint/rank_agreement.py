@@ -120,7 +120,7 @@ class CheckpointRanks:
         return values
 
     def _error(self, what: str, problems: dict[int, Problem]) -> CheckpointError:
-        """Combine the errors of all ranks into one. Identical messages of several ranks appear once."""
+        """Combine the errors of all ranks into one. Identical messages from several ranks appear once."""
         by_text: dict[str, list[str]] = {}
         for rank, (text, host, _) in sorted(problems.items()):
             by_text.setdefault(text, []).append(f"rank {rank} on {host}")

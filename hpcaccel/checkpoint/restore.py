@@ -1,4 +1,4 @@
-"""Restore a training in place: read model tensors into existing memory, and pass other state to ``load_state_dict``."""
+"""Restore training state in place: read model tensors into existing memory, pass other state to ``load_state_dict``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Contents of a save as tensors by key, and the plan that assigns the chunks to ranks.
+"""A save's contents as tensors by key, and the plan that assigns their chunks to ranks.
 
-All other values are packed into one JSON tree (see ``tree``), which is stored as a byte tensor under the key ``tree``;
-per-rank values are stored as ``tree.rank.3``.
+Values that are not tensors are packed into one JSON tree (see ``tree``), which is stored as a byte tensor under the key
+``tree``; the values of rank 3 alone are stored under ``tree.rank.3``.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict
     """This rank's tensors by key, not copied.
 
     Every rank returns parameters and optimizer states, so that the planner can distribute the writing. Only rank 0
-    returns other unsharded tensors. Buffers that differ from rank 0's (such as running statistics of batch norm) are
+    returns other unsharded tensors. Buffers that differ from rank 0's (such as batch norm's running statistics) are
     saved for this rank too.
 
     Args:
-        first: rank 0's parameters and buffers; None for a single rank.
+        first: rank 0's parameters and buffers; None if there is only one rank.
 
     Raises:
         CheckpointError: a value is of an unsupported type, or this rank's model differs from rank 0's.

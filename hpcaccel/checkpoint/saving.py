@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 
 class Branch:
-    """Tracks which checkpoints belong to this training and not to an abandoned branch. Complete on rank 0 only.
+    """Tracks which checkpoints belong to this training and not to an abandoned branch. Only rank 0's is complete.
 
-    A training that resumes from an older checkpoint abandons the later ones; they are renamed at its next save.
+    Training that resumes from an older checkpoint abandons the later ones; they are renamed at its next save.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -66,8 +66,8 @@ class Branch:
         return any(path == self._directory / checkpoint_files.checkpoint_name(step) for step in steps)
 
     def make_way(self, paths: SavePaths, *, alone: bool) -> bool:
-        """Prepare the directory for a save: remove files of killed saves, rename abandoned checkpoints and a damaged
-        one of the same step.
+        """Prepare the directory for a save: remove files left by killed saves, rename abandoned checkpoints and a
+        damaged one of the same step.
 
         Args:
             alone: rank 0 saves without the other ranks.
@@ -101,7 +101,7 @@ class SaveOperation:
     """The save of one step. All ranks call ``plan``, then either ``write``, or ``snapshot`` and ``order``.
 
     Args:
-        facts: step, epoch, reason … of the save, for the manifest.
+        facts: the save's step, epoch, reason and so on, for the manifest.
         fill: see ``CheckpointEngine.save``.
     """
 
@@ -131,7 +131,7 @@ class SaveOperation:
             raise
 
     def plan(self, plans: PlanCache, *, background: bool) -> tuple[AgreedPlan, DefaultSavePlanner]:
-        """Agree on a plan and create the temporary directory (for a save in the background also the results folder)."""
+        """Agree on a plan and create the temporary directory (for a background save, also the results folder)."""
         if self._fill is not None:
             self._run_fill(self._fill)
         first = self._ranks.first(self.what, lambda: FirstRank.of(self._state)) if self._ranks.world_size > 1 else None
@@ -196,6 +196,6 @@ class SaveOperation:
 
 
 def remove_unfinished(paths: SavePaths) -> None:
-    """Remove the directories of a failed save. The next save tries again if one cannot be removed."""
+    """Remove the directories of a failed save. The next save tries again if a directory cannot be removed."""
     for path in (paths.temporary, paths.extra, paths.results):
         rmtree(path, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""The file of one rank, ``rank_00003.bin``: written and read with direct I/O and CRC32. Without torch.
+"""The file of one rank, ``rank_00003.bin``: written and read with direct I/O and CRC32. Does not import torch.
 
 Direct I/O bypasses the page cache: durable writes are fastest this way, and the training data stays cached. Addresses,
-offsets and lengths must be multiples of a block, so the last write may extend past the data: the file is truncated.
+offsets and lengths must be multiples of a block, so the last write may extend past the data, and the file is truncated.
 On file systems without direct I/O the page cache is used.
 """
 
@@ -151,7 +151,7 @@ class StoredFile:
     It uses direct I/O, because these bytes are read once: filling the cache costs more than the copy to the tensor.
 
     Raises:
-        Damaged: the file is missing. Its methods raise it also for a file that is too short, and for I/O errors.
+        Damaged: the file is missing. The methods also raise this for a file that is too short and for I/O errors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +203,7 @@ _thread = threading.local()
 
 
 def _bounce_buffer(size: int) -> memoryview:
-    """Buffer of this thread, reused by later reads, because new pages are slow; in huge pages if possible: with 4 KiB
+    """This thread's buffer. Reads reuse it, because new pages are slow. Huge pages are used if possible: with 4 KiB
     pages the kernel splits a read into requests of 1 MiB, which halves the speed of direct reads from some disks."""
     if len(getattr(_thread, "memory", b"")) < size:
         mapping = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

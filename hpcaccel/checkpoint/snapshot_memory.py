@@ -1,7 +1,7 @@
 """Host memory between the tensors and the disk.
 
-A save in the background copies all tensors into memory that is shared with the writer process (``snapshot``), after
-which the training continues; the memory is kept for later saves. A save that blocks training uses memory as a ring
+A background save copies all tensors into memory that is shared with the writer process (``snapshot``), after which
+training continues; the memory is kept for later saves. A save that blocks training uses memory as a ring
 buffer (``stream``): a thread writes to the disk while further data is copied.
 """
 
@@ -28,8 +28,8 @@ LARGEST_PART = 0.9
 
 
 class SnapshotMemory:
-    """Memory that another process can map, if ``can_share``; its pages are then allocated here, so that a lack of
-    memory is an error at once.
+    """Memory that another process can map if ``can_share()``. The constructor then allocates all pages, so that a lack
+    of memory is an error at once.
 
     Args:
         size: minimum size in bytes.
@@ -73,8 +73,8 @@ class SnapshotMemory:
             ctypes.memset(self._address + start, 0, stop - start)
 
     def snapshot(self, tensors: Iterable[torch.Tensor], lengths: Iterable[int]) -> None:
-        """Copy tensors one after the other, each padded with zeros to its length in bytes. After the return the caller
-        may change the tensors."""
+        """Copy tensors one after the other, each padded with zeros to its length in bytes. Once this returns, the
+        caller may change the tensors."""
         at = 0
         on_gpu = False
         for tensor, length in zip(tensors, lengths, strict=True):
@@ -222,7 +222,7 @@ def can_share() -> bool:
 
 
 def no_room(size: int, *, of: int) -> str | None:
-    """Why ``of`` processes on this machine cannot each allocate ``size`` bytes; None if they can, or it is unknown."""
+    """Why ``of`` processes on this machine cannot each allocate ``size`` bytes; None if they can or it is unknown."""
     if not can_share():
         return "this system has no memfd_create"
     free = available_bytes()
@@ -235,7 +235,7 @@ def no_room(size: int, *, of: int) -> str | None:
 
 
 def available_bytes() -> int | None:
-    """Free memory in bytes, limited by the machine and by the cgroups of this process. None: unknown."""
+    """Free memory in bytes, limited by the machine and by this process's cgroups. None if unknown."""
     found = []
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):

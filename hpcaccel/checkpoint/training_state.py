@@ -1,8 +1,9 @@
-"""The state of a training, the keys of its parts in a checkpoint, and the state of its random generators.
+"""Training state, the keys of its parts in a checkpoint, and the state of random generators.
 
 Examples of keys: ``models.0.layers.0.weight``, ``optimizers.0.0.layers.0.weight['exp_avg']``,
-``objects.sampler['order']``, ``rank.3['rng']['torch']``. A parameter has the same name in a plain model, in DDP,
-compiled as a whole or in parts, or sharded by FSDP2, so that a run may continue with other wrappers.
+``objects.sampler['order']``, ``rank.3['rng']['torch']``. A parameter has the same name whether the
+model is plain, wrapped by DDP, compiled as a whole or in parts, or sharded by FSDP2, so a run may continue with other
+wrappers.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class TrainingState:
     """What a save writes, and what a load restores in place.
 
     Args:
-        models: plain modules, or wrapped by DDP, FSDP2 (``fully_shard``) or ``torch.compile``.
+        models: plain modules, or modules wrapped by DDP, FSDP2 (``fully_shard``) or ``torch.compile``.
         optimizers: may also have parameters that belong to none of the models.
         schedulers: anything with ``state_dict`` and ``load_state_dict``, in a fixed order.
         scaler: a gradient scaler, or None.
         objects: further objects with these methods, by name: data cursors, counters, objects that the user registered.
             They are equal on all ranks; rank 0's are written.
-        per_rank: per-rank values, mainly random states; restored on the same rank. See ``loading.rank_sources`` if the
-            number of ranks changes.
+        per_rank: per-rank values, mainly random states; restored on the same rank. ``loading.rank_sources`` describes
+            what happens if the number of ranks changes.
         mesh: layout of the ranks, equal on all of them: ``strategy``, and the sizes of the dimensions ``replicate``,
             ``shard`` and ``tensor``; empty if unknown.
         without: positions of models whose weights and buffers a hook saves or loads; equal on all ranks.
@@ -150,7 +151,7 @@ def restore_rng(state: dict[str, Any], device: torch.device | str | None = None)
     """Set the generators to a state from ``capture_rng``.
 
     Args:
-        device: this rank's device; its index may differ from the one at the capture.
+        device: this rank's device; its index may differ from that of the captured device.
     """
     python = state["python"]
     words = struct.unpack(f"<{len(python['words']) // 8}Q", python["words"])

@@ -2,10 +2,10 @@
 
 ``pack`` converts a value to a tree of plain JSON and a dict of its tensors by key; ``unpack`` converts both back to an
 equal value of the same types, except that a Parameter becomes a tensor. Unlike a pickle, a tree runs no code when it is
-read. A value of an unsupported type raises an error at the save, with the path to the value.
+read. Saving a value of an unsupported type raises an error with the path to the value.
 
 None, bool, str, int (up to 4096 bits), finite float, list, and dict with str keys but without a key ``"$"`` become the
-same JSON value. Any other value becomes an object whose key ``"$"`` names the type.
+equivalent JSON value. Any other value becomes an object whose key ``"$"`` names the type.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def unpack(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
 
 
 def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All nodes of a tree that refer to a stored tensor; each has ``key`` and, for tensors, ``device``."""
+    """All nodes of a tree whose data is a stored tensor, by ``key``; nodes of type ``tensor`` also have ``device``."""
     if isinstance(tree, list):
         for item in tree:
             yield from tensor_nodes(item)

@@ -1,6 +1,6 @@
-"""The writer process: it writes a rank's file, and on rank 0 commits the checkpoint, while the rank trains.
+"""The writer process: it writes a rank's file, and for rank 0 also commits the checkpoint, while the rank trains.
 
-Each rank starts one at its first save in the background and keeps it for later saves. It shares the memory of the
+Each rank starts a writer at its first background save and keeps it for later saves. The writer shares the memory of the
 rank's snapshots. ``WriterProcess`` is the rank's handle; ``main`` runs in the process. The process does not import
 torch, so it starts fast and uses little memory, and it does not hold the GIL of the training process.
 
@@ -10,8 +10,8 @@ torch, so it starts fast and uses little memory, and it does not hold the GIL of
   (from rank 0's writer) after the commit and the deletion of old checkpoints, ``failed`` with the reason.
 
 The process must not outlive its rank: a checkpoint of an ended attempt must not appear while the next attempt searches
-for the newest one. When its input ends, or its parent process changes, it exits without finishing. It ignores the
-signals that stop a training: the rank handles them and waits for the writer.
+for the newest checkpoint. When its input ends, or its parent process changes, it exits without finishing. It ignores
+the signals that stop training: the rank handles them and waits for the writer.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from hpcaccel.core.jsonl_pipe import LineSplitter, json_line, write_all
 __all__ = ["WriterProcess", "main"]
 
 PARENT_CHECK_SECONDS = 1.0
-"""Interval at which the parent process id is checked, in case a fork of the rank keeps the pipe open."""
+"""Interval at which the parent process id is checked, in case a forked child of the rank keeps the pipe open."""
 IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that stop a training or a shell's jobs; the rank handles them and waits for the writer."""
+"""Signals that stop training or a shell's jobs; the rank handles them and waits for the writer."""
 PROGRAM = (
     "import json, sys; sys.path += json.loads(sys.argv[1]); "
     "from hpcaccel.checkpoint.writer import main; main(sys.argv[2:])"
@@ -67,7 +67,7 @@ class WriterProcess:
 
     def __init__(self, descriptor: int, size: int) -> None:
         arguments = [json.dumps(package_paths()), str(descriptor), str(size), str(os.getpid())]
-        # The signals are blocked while the process starts, until it can ignore them. It inherits the mask.
+        # Block the signals here: the process inherits the mask, which protects it until it ignores the signals.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             self._process = subprocess.Popen(
@@ -123,7 +123,7 @@ class WriterProcess:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def wait(self, seconds: float) -> None:
-        """Wait at most ``seconds`` until a report can be read or the process has ended."""
+        """Wait until a report can be read or the process has ended, for at most ``seconds``."""
         self._poll.poll(1000 * seconds)
 
     def take_reports(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class WriterProcess:
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() != owner:
-        return  # a fork of the rank, such as a worker of a data loader
+        return  # a forked child of the rank, such as a data loader worker
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -147,7 +147,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def package_paths() -> list[str]:
-    """Directories of hpcaccel and (if installed) isal. The writer runs without site-packages, so it starts faster."""
+    """Directories of hpcaccel and (if installed) isal. Without site-packages the writer starts faster."""
     found = [Path(__file__).parents[2]]
     spec = find_spec("isal")
     if spec is not None and spec.origin is not None:

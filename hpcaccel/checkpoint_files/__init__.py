@@ -1,4 +1,4 @@
-"""Checkpoint directories: their names, their manifests, and which are committed. Without torch.
+"""Checkpoint directories: their names, their manifests, and which are committed. Does not import torch.
 
 ``checkpoints/step_00001200/`` is a committed checkpoint if it contains a readable ``COMMITTED`` manifest. A save first
 writes to ``checkpoints/.step_00001200.<attempt>.tmp/``, which is renamed once it is complete. A directory with the
@@ -35,7 +35,7 @@ MANIFEST = "COMMITTED"
 PINNED = "PINNED"
 """Marker file beside the manifest: hpcaccel does not delete this checkpoint. It contains the reason; see ``pins``."""
 QUARANTINED, SUPERSEDED = PUT_ASIDE = ("quarantined", "superseded")
-"""Prefixes of directories that no longer count as checkpoints: damaged, or of an abandoned branch of the training."""
+"""Prefixes of directories that no longer count as checkpoints: damaged, or from an abandoned branch of the training."""
 
 _NAME = re.compile(r"step_(\d{8,})$")
 _TEMPORARY = re.compile(r"\.step_\d{8,}\.(\d+)\.tmp")

@@ -254,7 +254,7 @@ def _check_batch(directory: Path, batch: list[CrcSpan], advance: Callable[[int],
     path = directory / batch[0].file
     try:
         with path.open("rb", buffering=BLOCK_BYTES) as file:
-            # Drop the page cache of a file that this machine has just written, to check the bytes on the disk.
+            # This machine may have just written the file: drop its cached pages, to check the bytes on the disk.
             os.posix_fadvise(file.fileno(), batch[0].offset, sum(span.length for span in batch), os.POSIX_FADV_DONTNEED)
             return [problem for span in batch if (problem := _check(path, file, span, advance)) is not None]
     except FileNotFoundError:

@@ -40,7 +40,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All nodes of a tree that refer to a stored tensor; each has ``key`` and, for tensors, ``device``."""
+    """All nodes of a tree whose data is a stored tensor, by ``key``; nodes of type ``tensor`` also have ``device``."""
     if isinstance(tree, list):
         for item in tree:
             yield from tensor_nodes(item)
@@ -84,7 +84,7 @@ class Contents:
     """The contents of a checkpoint, read on demand. The constructor reads only manifest and index.
 
     Args:
-        manifest: the manifest, if it has been read and verified already.
+        manifest: the manifest, if it has already been read and verified.
 
     Raises:
         Damaged: manifest, file sizes or index differ from the committed ones.
@@ -122,7 +122,7 @@ class Contents:
         """All bytes of a tensor that consists of one chunk.
 
         Raises:
-            Damaged: the bytes differ from the committed ones, or the index does not have one chunk of the tensor.
+            Damaged: the bytes differ from the committed ones, or the index has no chunk, or several, of the tensor.
         """
         tensor = self.tensors.get(key)
         if tensor is None or len(tensor.chunks) != 1:

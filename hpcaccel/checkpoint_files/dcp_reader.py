@@ -65,7 +65,7 @@ class Dcp:
     values: tuple[str, ...]
     """Keys of values that are not tensors."""
     places: dict[tuple[str, tuple[int, ...] | None], DcpLocation]
-    """Location by key and offset of the chunk; the offset of a non-tensor value is None."""
+    """Location by key and chunk offset; the offset of a non-tensor value is None."""
     nested: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The path of each key in the nested dicts that were saved."""
 
@@ -176,7 +176,7 @@ def _numbers(values: Any) -> tuple[int, ...]:
 
 
 def verify_dcp(path: Path, on_progress: OnProgress = lambda done, total: None) -> VerifyReport:
-    """Verify the checkpoint ``path``: sizes of files, CRCs of archives, and that the chunks cover their tensors."""
+    """Verify the checkpoint ``path``: file sizes, archive CRCs, and that the chunks cover their tensors."""
     report = VerifyReport(path, "dcp")
     try:
         found = Dcp.read(path)

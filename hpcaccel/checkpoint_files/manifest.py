@@ -110,7 +110,7 @@ def read_file(path: Path) -> bytes:
 
     Raises:
         Damaged: the file does not exist, or the disk reports an I/O error.
-        OSError: any other error: files on an unreachable file system must not be reported as damaged.
+        OSError: any other error, because files on an unreachable file system must not be reported as damaged.
     """
     try:
         return path.read_bytes()

@@ -18,8 +18,8 @@ __all__ = ["Record", "read_pickle"]
 
 
 class Record:
-    """Replacement for an object. ``values`` are the constructor's arguments. The items of a dict as pickled state
-    become attributes; any other state becomes ``state``."""
+    """Replacement for an object. ``values`` are the constructor's arguments. If the pickled state is a dict, its
+    items become attributes; any other state is stored as ``state``."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -51,7 +51,7 @@ def read_pickle(path: Path, names: Mapping[str, Any]) -> Any:
     """The value in a pickle file.
 
     Args:
-        names: replacements of classes and functions, by ``module.name``.
+        names: replacements for classes and functions, by ``module.name``.
 
     Raises:
         Damaged: the file is missing, refers to any other class or function, or is not a complete pickle.

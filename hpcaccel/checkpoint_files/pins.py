@@ -1,4 +1,4 @@
-"""Pins: a marker file beside the manifest, which protects a checkpoint from deletion."""
+"""A pin is a marker file beside the manifest that protects a checkpoint from deletion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_pinned(path: Path) -> bool:
 
 
 def pin(path: Path, *, why: str) -> bool:
-    """Pin a checkpoint. Returns False if it was pinned already.
+    """Pin a checkpoint. Returns False if it was already pinned.
 
     Raises:
         OSError: the checkpoint's directory is not writable.
@@ -28,7 +28,7 @@ def pin(path: Path, *, why: str) -> bool:
 
 
 def unpin(path: Path) -> bool:
-    """Remove the pin of a checkpoint. Returns False if there was none.
+    """Remove a checkpoint's pin. Returns False if there was none.
 
     Raises:
         OSError: the checkpoint's directory is not writable.

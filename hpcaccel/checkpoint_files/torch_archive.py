@@ -1,4 +1,4 @@
-"""Archives of ``torch.save``: zip archives in which every record has a CRC. A ``.distcp`` file contains several."""
+"""``torch.save`` archives: zip archives in which every record has a CRC. A ``.distcp`` file contains several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Slice", "archive_problem", "is_archive"]
 
 _BEGINS = b"PK\x03\x04"
 _END_BYTES = 56 + 20 + 22
-"""Size of the last three parts of a zip64 archive: zip64 end of the directory, its locator, end of the directory."""
+"""Size of a zip64 archive's last three parts: zip64 end of central directory, its locator, end of central directory."""
 _FLAGS = 0x808
 """The flags that a record may have: its CRC follows the data; its name is in UTF-8."""
 

@@ -1,4 +1,4 @@
-"""Verification of hpcaccel's checkpoints, of ``torch.distributed.checkpoint`` checkpoints, and of weight files."""
+"""Verification of hpcaccel checkpoints, of ``torch.distributed.checkpoint`` checkpoints, and of weight files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hpcaccel.errors import CheckpointError
 __all__ = ["checkpoints_in", "is_ours", "verify", "weight_files"]
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-"""Usual suffixes of files of ``torch.save``."""
+"""Usual suffixes of ``torch.save`` files."""
 
 
 def is_ours(path: Path) -> bool:
-    """Whether ``path`` is a checkpoint of hpcaccel: it has a manifest or (if that is lost) a checkpoint's name."""
+    """Whether ``path`` is an hpcaccel checkpoint: it has a manifest or (if that is lost) a checkpoint's name."""
     return (path / checkpoint_files.MANIFEST).exists() or (path.is_dir() and path in _steps(path.parent))
 
 
@@ -28,7 +28,7 @@ def _steps(directory: Path) -> set[Path]:
 
 
 def checkpoints_in(path: Path) -> list[Path]:
-    """The checkpoints at ``path``: ``path`` itself, or all checkpoints of a run or a directory, by step or by name.
+    """The checkpoints at ``path``: ``path`` itself, or all checkpoints of a run or directory, sorted by step or name.
 
     Raises:
         CheckpointError: ``path`` does not exist or contains no checkpoint.

@@ -1,6 +1,6 @@
-"""Weight files of a model, without torch: file names and shards as in the Hugging Face libraries, safetensors headers.
+"""A model's weight files, without torch: names and shards as in the Hugging Face libraries, and safetensors headers.
 
-The format of safetensors: https://huggingface.co/docs/safetensors.
+The safetensors format: https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ for _power, _letter in enumerate("KMGT", 1):
 
 
 class Form(NamedTuple):
-    """Names of the weight files of a format: stem and suffix."""
+    """A format's weight file names: stem and suffix."""
 
     stem: str
     suffix: str
@@ -143,7 +143,7 @@ DTYPES = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-"""Dtype names of torch by safetensors code."""
+"""torch's dtype names by safetensors code."""
 CODES = {name: code for code, name in DTYPES.items()}
 
 MAX_HEAD_BYTES = 100_000_000
@@ -201,7 +201,7 @@ def _tensor(item: dict[str, object], begin: int) -> SafeTensor:
 
 
 def safetensors_problems(path: Path) -> Iterator[str]:
-    """Messages about damage that is visible from header and file size. These files have no CRC."""
+    """Messages about damage that is visible from the header and the file size. These files have no CRC."""
     try:
         head = read_head(path)
     except Damaged as error:

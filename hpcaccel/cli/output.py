@@ -72,7 +72,7 @@ def show_message(label: str, message: str, *, colour: str) -> None:
 
 
 def os_error_message(error: OSError) -> str | None:
-    """Message for an operating system error that the user can fix; None for other errors, which keep their traceback."""
+    """Message for an operating system error that the user can fix. None for other errors: they keep their traceback."""
     if error.errno not in _USER_ERRORS:
         return None
     return presentable(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))

@@ -44,7 +44,7 @@ class CheckpointRow:
 
 
 def list_checkpoints(place: Path) -> list[CheckpointRow]:
-    """The checkpoints in ``place``, oldest first, or ``place`` if it is a checkpoint; manifests and sizes are checked."""
+    """The checkpoints in ``place``, oldest first, or ``place`` if it is one. Manifests and sizes are checked."""
     if (place / checkpoint_files.MANIFEST).exists():
         return [_listed(place, None)]
     return [_listed(path, step) for step, path in reversed(checkpoint_files.step_directories(place))]

@@ -112,7 +112,7 @@ def _loop(parts: _Parts, span: AttemptSpan, times: Timing, *, kept: int | None) 
     usual = times.step_seconds
     if usual is None:  # there was only one step
         usual = max(0.0, times.first_step_time - parts.at - times.stall_before_first_step)
-    # ``prepared`` is not recorded if the script never tries to load a checkpoint: building then lasts until the first step.
+    # ``prepared`` is not recorded if the script tries to load no checkpoint: building then lasts until the first step.
     first = "build" if times.prepared is None else "first_step"
     parts.until(first, times.first_step_time - times.stall_before_first_step - usual)
     loop = parts.take(last_time)

@@ -28,7 +28,7 @@ __all__ = ["open_dcp", "open_files"]
 
 
 def open_files(path: Path, part: str | None) -> WeightSource:
-    """Open a weight file, or the weight files of a directory, which must have at least one.
+    """Open a weight file, or a directory's weight files. The directory must contain at least one.
 
     Args:
         part: see ``weights.model_in``.
@@ -122,7 +122,7 @@ def _load(file: Path) -> Mapping[Any, Any]:
 def _restricted(file: Path, load: Callable[[], Any]) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of another protocol; real errors follow
+            warnings.simplefilter("ignore")  # warnings about pickle protocols; errors are still raised
             return load()
     except OSError:
         raise
@@ -161,7 +161,7 @@ def _from_values(kind: str, values: dict[str, Any]) -> WeightSource:
 
 
 def open_dcp(path: Path, part: str | None) -> WeightSource:
-    """Open a checkpoint of ``torch.distributed.checkpoint``.
+    """Open a ``torch.distributed.checkpoint`` checkpoint.
 
     Args:
         part: see ``weights.model_in``.

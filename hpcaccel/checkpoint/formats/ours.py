@@ -1,4 +1,4 @@
-"""hpcaccel's checkpoints as source and as target of a conversion."""
+"""hpcaccel checkpoints as the source and as the target of a conversion."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def whole_state(contents: Contents) -> dict[str, Any]:
     """The complete training state as nested dicts of plain values, in which each tensor is a ``Weight``.
 
     Returns:
-        ``models`` and ``optimizers`` in the layout of their ``load_state_dict``, ``schedulers``, ``scaler``,
+        ``models`` and ``optimizers`` in the layout that ``load_state_dict`` expects, ``schedulers``, ``scaler``,
         ``objects``, ``ranks`` with each rank's own state, and ``manifest``.
     """
     tree, plain = contents.tree, _Plain(contents)
@@ -185,7 +185,7 @@ def _scalar(value: Any) -> Any:
 
 
 def write_ours(target: Path, source: WeightSource, *, origin: str, wrote: Callable[[int], None]) -> list[str]:
-    """Write a checkpoint that contains a model's weights, from which a training can start.
+    """Write a checkpoint that contains only a model's weights, from which training can start.
 
     Args:
         origin: kind and path of the source, for the manifest.

@@ -1,7 +1,7 @@
-"""Streaming writers of safetensors files and of files for ``torch.load``: one tensor in memory at a time.
+"""Streaming writers of safetensors and ``torch.load`` files, which keep one tensor in memory at a time.
 
 The libraries' own functions need all tensors in memory. For safetensors see
-https://huggingface.co/docs/safetensors. A file of ``torch.save`` is a zip archive: ``data.pkl`` with the nested values,
+https://huggingface.co/docs/safetensors. A ``torch.save`` file is a zip archive: ``data.pkl`` with the nested values,
 in which each tensor refers to a storage, and one record per storage, aligned so that it can be memory-mapped.
 """
 
@@ -32,7 +32,7 @@ from hpcaccel.errors import CheckpointError
 __all__ = ["write_safetensors", "write_torch"]
 
 ALIGNMENT_BYTES = 64
-"""The data of each record begins at a multiple of this, as in files of ``torch.save``."""
+"""The data of each record begins at a multiple of this, as in ``torch.save`` files."""
 _PADDING_ID = b"FB"
 """Id of the extra field that torch uses for padding."""
 _LOCAL_HEAD_BYTES, _ZIP64_BYTES = 30, 20

@@ -18,7 +18,7 @@ __all__ = ["Weight", "WeightSource", "cast", "model_in", "plain_names"]
 _USUAL = ("model", "module", "state_dict", "model_state_dict")
 """Usual keys of the model in a saved dict."""
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""Parts of a name from torch.compile, FSDP and activation checkpointing."""
+"""Parts of a name that torch.compile, FSDP and activation checkpointing add."""
 _SHOWN = 12
 """Maximum number of keys in an error message."""
 
@@ -71,7 +71,7 @@ def model_in(saved: Mapping[Any, Any], part: str | None, where: object) -> dict[
         where: the file or directory, for error messages.
 
     Raises:
-        CheckpointError: there is no entry at ``part``; or, with None, none or several of these keys.
+        CheckpointError: there is no entry at ``part``; or, with None, ``saved`` has none or several of these keys.
     """
     if part is not None:
         return _flat(_at(saved, part, where))

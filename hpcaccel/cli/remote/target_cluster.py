@@ -84,7 +84,7 @@ def _has_checkpoints(path: Path) -> bool:
 
 
 def without_cluster(cluster: RemoteCluster, text: str) -> str:
-    """Remove the cluster's name: ``alps:gpt@100`` becomes ``gpt@100``, ``afterany:alps:gpt`` becomes ``afterany:gpt``."""
+    """Remove the cluster's name: ``alps:gpt@100`` becomes ``gpt@100``, ``afterok:alps:gpt`` becomes ``afterok:gpt``."""
     own = f"{cluster.name}:"
     kind, colon, rest = text.partition(":")
     if colon and rest.startswith(own):

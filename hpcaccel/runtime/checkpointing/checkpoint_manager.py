@@ -1,4 +1,4 @@
-"""Checkpoints of the runtime: which state is saved, into which directory, and with which guarantee.
+"""The runtime's checkpoints: which state is saved, into which directory, and with which guarantee.
 
 ``CheckpointManager`` builds the ``TrainingState`` from the prepared objects, runs the script's hooks and calls
 ``hpcaccel.checkpoint.CheckpointEngine``. ``hpcaccel.checkpoint.commit`` describes how a save is written and committed.
@@ -17,7 +17,7 @@ from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.settings import OutputLocation, Settings
 
 if TYPE_CHECKING:
-    # Half a second of imports that a program needs only when it saves or loads for the first time.
+    # These imports take half a second; a program needs them only at its first save or load.
     from hpcaccel.checkpoint import CheckpointEngine, LoadedCheckpoint
     from hpcaccel.checkpoint.background import Progress
     from hpcaccel.checkpoint.training_state import Stateful
@@ -30,7 +30,7 @@ class CheckpointManager:
     """Saves and loads all prepared objects and the loop's counters. All ranks save and load together.
 
     Args:
-        place: contains the directory of the run's checkpoints; without one, every save needs its own directory.
+        place: names the directory of the run's checkpoints; if it names none, every ``save`` needs a ``directory``.
     """
 
     def __init__(self, place: OutputLocation, group: RankGroup, settings: Settings, prepared: PreparedObjects) -> None:
@@ -50,7 +50,7 @@ class CheckpointManager:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a save in the background is not settled yet. Read at every step, so it must be cheap."""
+        """Whether a background save is not settled yet. Read at every step, so it must be cheap."""
         engine = self._run_engine
         return engine is not None and engine.background.pending is not None
 
@@ -68,7 +68,7 @@ class CheckpointManager:
         missing: Sequence[int] = (),
         background: bool = False,
     ) -> Path:
-        """Save the state of the training. A background save in flight is awaited first.
+        """Save the training state. Waits for a background save in flight first.
 
         Args:
             doubts: reasons why the checkpoint is not bit-exact; empty if it is.
@@ -83,7 +83,7 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: on all ranks that take part, if this save or the previous background save failed on any
-                of them. An error of a save that continues in the background is raised by the next call.
+                of them. An error in the background is raised by ``settle``, ``drain`` or the next ``save``.
         """
         from hpcaccel.checkpoint import capture_rng
 
@@ -117,7 +117,7 @@ class CheckpointManager:
         self._run_engine.settle(failed=failed)
 
     def drain(self) -> None:
-        """Wait for the save in the background, if there is one.
+        """Wait for the background save, if there is one.
 
         Raises:
             CheckpointError: on all ranks, if the save failed on any rank.
@@ -164,16 +164,16 @@ class CheckpointManager:
         Args:
             given: the directory that the script passed. The script's load hooks are called with it if the save hooks
                 wrote there, else with ``path``.
-            fall_back: if the checkpoint is damaged, load an older checkpoint of the same directory.
+            fall_back: if the checkpoint is damaged, load the newest good one that remains in its directory.
 
         Raises:
-            CheckpointError: on all ranks: the checkpoint is damaged, or belongs to another model.
+            CheckpointError: on all ranks, if the checkpoint is damaged or belongs to another model.
         """
         state = self._prepared.as_state(counters, {})
         state.without = self._run_load_hooks(path, given)
         loaded = self._engine_of(path.parent).load(path, state, fall_back=fall_back)
         if loaded.path != path:
-            # An older checkpoint was loaded because this one is damaged: the hooks must read the older one too.
+            # Another checkpoint was loaded because ``path`` is damaged: the hooks must read that checkpoint too.
             self._run_load_hooks(loaded.path, given)
         if self._settings.deterministic or loaded.guarantee == "state-exact":
             return loaded
@@ -196,7 +196,7 @@ class CheckpointManager:
     # -- random states
 
     def random_state(self, loaded: LoadedCheckpoint) -> dict[str, Any]:
-        """The random state with which this rank continues: the rank's own state in the checkpoint.
+        """The random state with which this rank continues: the checkpoint's state for this rank.
 
         Generators without a saved state are seeded from seed, data rank and step.
         """

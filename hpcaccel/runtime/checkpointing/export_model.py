@@ -58,7 +58,7 @@ def meet_for_shards(group: RankGroup, settings: Settings, kind: str) -> None:
 
 
 def whole(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor | None:
-    """The full tensor of a DTensor in CPU memory, or None without ``keep``. A collective call of the DTensor's ranks.
+    """The full tensor of a DTensor in CPU memory, or None without ``keep``. Collective over the DTensor's ranks.
 
     Other tensors are returned unchanged.
     """
@@ -110,7 +110,7 @@ def get_state_dict(model: nn.Module, group: RankGroup, settings: Settings, *, un
         unwrap: use the names of the script's own module; False: the names of the wrapped module.
 
     Raises:
-        RuntimeMisuse: the model is sharded, and some ranks did not call.
+        RuntimeMisuse: the model is sharded, and some ranks did not call this.
     """
     found = named_state(model) if unwrap else model.state_dict()
     if not holds_shards(found):
@@ -143,8 +143,8 @@ def save(
         on_each_node: write on the first process of every node.
 
     Raises:
-        RuntimeMisuse: ``value`` contains shards, and some ranks did not call; or it is a sharded module, or does not
-            fit the format.
+        RuntimeMisuse: ``value`` contains shards, and some ranks did not call this; or ``value`` is a sharded module, or
+            does not fit the format.
     """
     writes = group.env.local_rank == 0 if on_each_node else group.is_main
     if holds_shards(value):

@@ -1,4 +1,4 @@
-"""Loads weights from files of ``save_model`` and of the Hugging Face libraries, without running code in them."""
+"""Loads weights from files written by ``save_model`` or the Hugging Face libraries, without running code in them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["load_checkpoint_in_model", "load_state_dict"]
 
 
 def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = None) -> dict[str, Any]:
-    """The tensors of one file: a ``.safetensors`` file or a file of ``torch.save``.
+    """The tensors of one file: a ``.safetensors`` file or a ``torch.save`` file.
 
     Args:
         device_map: None or ``{"": device}``, the device of all tensors.
@@ -70,9 +70,9 @@ def load_checkpoint_in_model(
     strict: bool = False,
     **others: Any,
 ) -> None:
-    """Load weights from files of ``save_model`` into a plain or prepared model, in place.
+    """Load weights from files written by ``save_model`` into a plain or prepared model, in place.
 
-    All ranks call it if the model is sharded.
+    All ranks must call this if the model is sharded.
 
     Args:
         checkpoint: a file, an ``.index.json``, or a directory with either.
@@ -109,11 +109,11 @@ _HARMLESS = {
     "offload_buffers",
     "offload_state_dict",
 }
-"""Keywords of Accelerate that are accepted and have no effect."""
+"""Accelerate's keywords that are accepted and have no effect."""
 
 
 def _pickled(path: Path) -> Iterator[Path]:
-    """The files of ``torch.save`` at ``path``, if the checkpoint has this format."""
+    """The ``torch.save`` files at ``path``, if the checkpoint has this format."""
     if path.is_dir():
         if any(SAFE.owns(item.name) for item in path.iterdir()):
             return

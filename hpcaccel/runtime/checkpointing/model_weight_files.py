@@ -1,8 +1,8 @@
 """``save_model``: a model's weights in files with the names and the format of the Hugging Face libraries.
 
-One file ``model.safetensors``, or ``model-00001-of-00003.safetensors`` … with ``model.safetensors.index.json``; in
-torch's format ``pytorch_model.bin`` and so on. A sharded model is gathered file by file, so that rank 0 never has more
-than one file in memory.
+The file is ``model.safetensors``, or the files are ``model-00001-of-00003.safetensors`` and so on with
+``model.safetensors.index.json``; in torch's format, ``pytorch_model.bin`` and so on. A sharded model is gathered file
+by file, so that rank 0 never has more than one file in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hpcaccel.runtime.settings import Settings
 __all__ = ["SAFE", "TORCH", "save_model"]
 
 PROGRESS_AFTER_SECONDS = 5.0
-"""Minimum interval between two lines of progress."""
+"""Minimum interval between two progress lines."""
 
 
 class WeightEntry(NamedTuple):
@@ -59,18 +59,18 @@ def save_model(
     max_shard_size: int | str = "10GB",
     safe: bool = True,
 ) -> None:
-    """Write the model's weights to ``directory``. Files of an earlier call in the same format are replaced.
+    """Write the model's weights to ``directory``. Files from an earlier call in the same format are replaced.
 
     All ranks may call it; for a sharded model all must.
 
     Args:
         max_shard_size: maximum size of a file in bytes, or a string such as ``"10GB"``; a larger tensor gets its own
             file.
-        safe: write safetensors files; False: files of ``torch.save``.
+        safe: write safetensors files; False: ``torch.save`` files.
 
     Raises:
-        RuntimeMisuse: the model is sharded, and some ranks did not call; its state dict contains tensors without values
-            or other objects; ``directory`` is a file; safetensors is not installed.
+        RuntimeMisuse: the model is sharded, and some ranks did not call this; the state dict contains tensors without
+            values or other objects; ``directory`` is a file; safetensors is not installed.
         CheckpointError: on all ranks, if a sharded model could not be written.
     """
     if directory.is_file():
@@ -100,7 +100,7 @@ def _alone(work: Any) -> None:
 
 
 def _together(group: RankGroup) -> Any:
-    """A function that runs work on rank 0. Errors are raised on all ranks, which otherwise wait in the next gather."""
+    """A function that runs work on rank 0. All ranks raise its errors; otherwise they would wait in the next gather."""
     from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 
     ranks = CheckpointRanks(rank=group.rank, world_size=group.world_size, group=group.control)
@@ -154,7 +154,7 @@ class _Writer:
         self._print_progress(name)
 
     def publish(self, form: Form, files: dict[str, list[WeightEntry]]) -> None:
-        """Rename the files, write the index if there are several, then remove the files of an earlier save."""
+        """Rename the files, write the index if there are several, then remove the files from an earlier save."""
         for name in files:
             os.replace(self._temporary(name), self._directory / name)
         written = set(files)

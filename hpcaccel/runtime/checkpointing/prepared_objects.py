@@ -15,7 +15,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
 if TYPE_CHECKING:
-    # Half a second of imports that a program needs only when it saves or loads for the first time.
+    # These imports take half a second; a program needs them only at its first save or load.
     from hpcaccel.checkpoint import TrainingState
     from hpcaccel.checkpoint.training_state import Stateful
 
@@ -35,7 +35,7 @@ class PreparedObjects:
     registered: list[Stateful] = field(default_factory=list)
     scaler: Stateful | None = None
     mesh: dict[str, Any] = field(default_factory=dict)
-    """Layout of the ranks, see ``TrainingState``."""
+    """Layout of the ranks; see ``TrainingState``."""
     # RemovableHandle keeps a weak reference to the dict, which a plain dict does not support.
     save_hooks: Hooks = field(default_factory=OrderedDict)
     load_hooks: Hooks = field(default_factory=OrderedDict)
@@ -46,7 +46,7 @@ class PreparedObjects:
         return any(is_dtensor(parameter) for model in self.models for parameter in model.parameters())
 
     def register(self, objects: Iterable[Any]) -> None:
-        """Add objects that are saved and restored with the training. An object that is registered already is skipped.
+        """Add objects that are saved and restored with the training. An object that is already registered is skipped.
 
         Raises:
             RuntimeMisuse: objects lack ``state_dict`` or ``load_state_dict``; the message lists all of them.

@@ -1,4 +1,4 @@
-"""Numbered checkpoints of a script, ``checkpoints/checkpoint_<i>`` in its project directory."""
+"""A script's numbered checkpoints: ``checkpoints/checkpoint_<i>`` in its project directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Determines the ranks that take part in a save or load of the script: all ranks, or only those that make the call.
+"""Determines the ranks that take part in the script's save or load: all ranks, or only those that make the call.
 
 Many tutorials save under ``if accelerator.is_main_process``. A collective there would wait for ranks that never make
 the call. Therefore the ranks first exchange their calls through the store: each rank writes its call, and rank 0 waits
@@ -45,13 +45,13 @@ class CollectiveCall(NamedTuple):
         return self.stack[0] if self.stack else "an unknown line"
 
     def is_same(self, other: CollectiveCall) -> bool:
-        """Whether both are the same call. From the same line and step, directories may differ (their names may contain
-        the time); rank 0's is used."""
+        """Whether both are the same call. Calls from the same line and step may have different directories (the names
+        may contain the time); rank 0's is used."""
         same_line = (self.stack, self.step) == (other.stack, other.step)
         return self.kind == other.kind and (self.where == other.where or same_line)
 
     def is_late_for(self, past: CollectiveCall) -> bool:
-        """Whether this call belongs to a meeting that ended without this rank, whose call was ``past``."""
+        """Whether this call belongs to the meeting for the call ``past``, which ended without this rank."""
         return self.is_same(past) and (self.step == past.step or self.stack == past.stack)
 
 
@@ -77,7 +77,7 @@ class SaveParticipants:
         self._rank = group.rank
         self._others = [rank for rank in range(group.world_size) if rank != group.rank]
         self._calls = dict.fromkeys(range(group.world_size), 0)
-        """Number of calls of each rank. Only rank 0 counts the calls of other ranks."""
+        """Number of calls made by each rank. Only rank 0 counts the calls of other ranks."""
         self._settled = dict.fromkeys(range(group.world_size), 0)
         """The last meeting that each rank took part in, or was too late for."""
         self._meetings = 0
@@ -90,8 +90,8 @@ class SaveParticipants:
 
         Args:
             needs_all: whether a missing rank is an error.
-            patience: seconds that rank 0 waits for the other ranks, at most.
-            limit: seconds that the other ranks wait for rank 0.
+            patience: maximum seconds that rank 0 waits for the other ranks.
+            limit: maximum seconds that the other ranks wait for rank 0.
 
         Raises:
             RuntimeMisuse: rank 0 is missing; or another rank is missing and ``needs_all`` is set.
@@ -101,7 +101,7 @@ class SaveParticipants:
         return self._follow(call, limit=limit)
 
     def report(self, meeting: int, *, done: str = "", problem: str = "") -> None:
-        """Write the result of rank 0's save, on rank 0, for the other ranks of an incomplete meeting."""
+        """On rank 0, write the result of its save for the other ranks of an incomplete meeting."""
         self._store.set(f"attend/result/{meeting}", json.dumps([done, problem]))
 
     def result(self, meeting: int, *, limit: float) -> str:
@@ -138,7 +138,7 @@ class SaveParticipants:
         return ParticipantTable(self._meetings, missing, call.where)
 
     def _collect_calls(self, call: CollectiveCall, patience: float) -> tuple[list[int], dict[int, CollectiveCall]]:
-        """Wait up to ``patience`` seconds for the other ranks. Returns ranks in this call, and calls of other ranks."""
+        """Wait up to ``patience`` seconds for the other ranks. Returns ranks in this call, and other ranks' calls."""
         here: list[int] = []
         elsewhere: dict[int, CollectiveCall] = {}
 
@@ -268,7 +268,7 @@ def participants_of(group: RankGroup) -> SaveParticipants:
 def attend(
     group: RankGroup, kind: str, *, where: str = "", step: int = 0, needs_all: bool, patience: float, limit: float
 ) -> ParticipantTable:
-    """Determine which ranks make this call of the script; see ``SaveParticipants.attend``."""
+    """Determine which ranks make the script's current call; see ``SaveParticipants.attend``."""
     if group.store is None:
         return ParticipantTable(0, [], where)
     call = CollectiveCall(kind, where, step, call_stack())

@@ -66,7 +66,8 @@ def find_executable_batch_size(
     After each call the ranks exchange its outcome, so that all ranks return with the same size, or no rank returns. A
     rank that runs out of memory interrupts ranks that wait for it in hpcaccel's collectives of CPU tensors and objects.
     It cannot interrupt ranks that wait in a torch collective, such as a gradient all-reduce. If the script has prepared
-    models, the first rank then raises an error after the control timeout; use a smaller ``starting_batch_size``.
+    models, the rank without memory then raises an error after the control timeout; use a smaller
+    ``starting_batch_size``.
 
     Args:
         starting_batch_size: size of the first call.
