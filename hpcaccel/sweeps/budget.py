@@ -34,8 +34,7 @@ __all__ = [
 READ_SECONDS = 30.0
 """Interval at which the accounts of all workers are read. In between, live workers are assumed to remain alive."""
 FRESH_SECONDS = 150.0
-"""An allocation counts as held if its last heartbeat is younger than this. Workers write a heartbeat at least
-every minute."""
+"""An allocation counts as held if its last heartbeat is younger than this. Workers write one at least every minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
