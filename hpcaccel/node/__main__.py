@@ -54,7 +54,7 @@ def _code(arguments: list[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    # Some of the other subcommands print JSON lines to standard output, so the others log to standard error.
+    # Subcommands not listed here log to standard error, because some of them print JSON lines to standard output.
     configure(to_stderr=arguments[:1] not in (["batch"], ["supervise"], ["work"], ["trial"], ["setup-failed"]))
     for commands in (_batch_step, _ranks, _node_steps):
         if (code := commands(arguments)) is not None:

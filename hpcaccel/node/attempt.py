@@ -133,7 +133,7 @@ class Attempt:
 
     def _prepare_submitit(self) -> None:
         """For a Python function: remove results of earlier attempts, because submitit accepts any result. Link the
-        pickle under this job's ID, where submitit waits for it: a submit command that was killed may not have."""
+        pickle under this job's ID, where submitit waits for it: a killed submit command may not have linked it."""
         run = self.job.run
         if not self.job.launch.callable:
             return
@@ -155,7 +155,7 @@ class Attempt:
         return self.decide(1, self.job.scheduler.query(), failure)
 
     def _wait_for_room(self) -> Failure | None:
-        """Wait while the disk is full or not writable. Returns the failure if time runs out, not after a stop."""
+        """Wait while the disk is full or not writable. Returns the failure if time runs out, None after a stop."""
         ends = self.job.ledger.ends
         checks = self.job.launch.resilience.preflight != "off"
         wait = wait_before_start(self.job.run, ends[-1] if ends else None, checks=checks)

@@ -149,7 +149,7 @@ class BatchStep:
             starts += 1
             try:
                 code = self._watch(self._start())
-            except OSError as error:  # no memory, or the limit of processes is reached
+            except OSError as error:  # out of memory, or the limit on processes is reached
                 end = f"could not be started: {error.strerror}"
             else:
                 if code == START_AGAIN:

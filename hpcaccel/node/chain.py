@@ -47,14 +47,14 @@ _REASONS: dict[JobState, Reason] = {
 """Why an attempt was killed, by the final state of its job. Other states give no reason."""
 
 _BROKEN = {JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED}
-"""Final states of a job that failed. If the ledger has no start line of the job, it failed before its ranks started."""
+"""Final states of a failed job. If the ledger has no start line for the job, it failed before its ranks started."""
 
 
 class ChainedAllocation(SlurmAllocation):
     """A Slurm job that is never requeued: the next job of the chain continues the run."""
 
     chained = True
-    GOES_ON_IN_DOUBT = True  # the next job queries this job's final state again: it is certain then
+    GOES_ON_IN_DOUBT = True  # the next job queries this job's final state again, when it is certain
 
     def __init__(self, run: RunDir, limits: RestartPolicy, slurm: Slurm | None = None) -> None:
         super().__init__(slurm)
@@ -65,7 +65,7 @@ class ChainedAllocation(SlurmAllocation):
     # -- start --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Take over from the previous job. Returns False if the chain has ended or no longer has this job."""
+        """Take over from the previous job. Returns False if the chain has ended or does not include this job."""
         if not self._wait_until_named():
             log.info(f"job {self.job_id} is not part of this run's chain: exiting")
             return False

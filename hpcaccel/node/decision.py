@@ -60,7 +60,7 @@ class Verdict:
 
 def decide(seen: Evidence) -> Verdict:
     if pruned(seen.stop):
-        # A pruned trial always ends, even if it crashed at its exit or its nodes were reclaimed.
+        # A pruned trial always ends, even if it crashed while exiting or its nodes were reclaimed.
         detail = "" if seen.outcome is None else f"at step {seen.outcome.step}"
         return Verdict(reason="pruned", decision="end", detail=detail)
     if _completed(seen):

@@ -28,7 +28,7 @@ def acquire(run: RunDir, *, job_id: str, restart_count: int, trusted: bool = Fal
         trusted: the caller has checked that this job belongs to the run; the run's record is not read.
 
     Raises:
-        RunBusy: another supervisor is alive, or the run's own job, which is not this one, is pending or running.
+        RunBusy: another supervisor is alive, or the run's own job is another one and is pending or running.
     """
     value = read_json(run.lease)
     if value is not None:

@@ -56,7 +56,7 @@ class Ledger(RunLedger):
         """The cap that ends the run now, as a phrase for the user, or None. Preemptions never count as failures.
 
         Args:
-            jobs: the jobs whose ends are counted: the job alone, or the links of its chain.
+            jobs: the jobs whose ends are counted: the job alone, or all jobs of its chain.
             last: an end line that has not been written yet; it counts, too.
         """
         ends = [*self.ends_of(jobs), *([last] if last else [])]
@@ -82,7 +82,7 @@ class Ledger(RunLedger):
         killed: str = "the batch step",
         why: str = "",
     ) -> AttemptEnd | None:
-        """Write the end of an attempt whose batch step was killed before it could, from the attempt's files.
+        """Write, from the attempt's files, the end of an attempt whose batch step was killed before it could do so.
 
         Returns None if no attempt is unfinished.
 
@@ -139,7 +139,7 @@ def _reached(line: AttemptEnd) -> int:
 
     This is the step of the newest checkpoint, or the step from which this attempt resumed if that is later. For a
     program that writes its own checkpoints, the attempt resumed just before the first step in its metrics. If neither
-    is recorded, the last step counts.
+    starting point is recorded, the last step counts.
     """
     if line.resumed_step is None and line.first_logged is None:
         return max(line.checkpoint_step or 0, line.last_step or 0)
@@ -171,7 +171,7 @@ def read_outcome(run: RunDir, attempt: int) -> Outcome | None:
 
 
 def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
-    """The fields of an end line for the attempt's progress: its first and last steps, and the newest checkpoint."""
+    """The end line's fields about the attempt's progress: its first and last steps, and the newest checkpoint."""
     steps = read_steps(run, attempt, LoggedSteps.of(Logged(run).read()).get(attempt))
     newest, outcome = checkpoint_files.newest(run.checkpoints), read_outcome(run, attempt)
     name, step = (newest.name, newest.step) if newest else (None, None)
@@ -188,7 +188,7 @@ def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
 
 def _last_sign(run: RunDir, attempt: int) -> float:
     """When the newest file in the attempt's folder was last changed (seconds since the epoch): an estimate of when the
-    attempt was killed. 0 if there is none."""
+    attempt was killed. 0 if there is no file."""
     try:
         return max((entry.stat().st_mtime for entry in run.attempt(attempt).iterdir()), default=0.0)
     except OSError:

@@ -45,7 +45,7 @@ class BeforeRanks:
 
     @property
     def said(self) -> list[str]:
-        """The lines of its standard output so far."""
+        """The lines of the command's standard output so far."""
         self._output.seek(0)
         return self._output.read().decode(errors="replace").splitlines()
 
@@ -80,7 +80,7 @@ class Provision:
 
     def __init__(self, run: RunDir, launch: LaunchSpec, *, watch: Callable[[BeforeRanks], int]) -> None:
         self.launch = launch
-        """The launch spec. ``image`` replaces the container runtime in it by the chosen one."""
+        """The launch spec. ``image`` replaces the container runtime in it with the chosen one."""
         self.env: dict[str, str] = {}
         """Variables for the ranks."""
         self._run = run

@@ -3,7 +3,7 @@
 A rank's shim sets the same environment for every launcher, opens the log if needed, then calls exec, so that
 ``__main__``, the exit code and the memory are the program's own. For a cooperative program it blocks SIGTERM and
 SIGUSR2 first: the signal mask and pending signals survive exec, so a signal that arrives during ``import torch`` is
-delivered once the runtime has installed its handlers and unblocked them. The shim of torchrun blocks them
+delivered once the runtime has installed its handlers and unblocked them. torchrun's shim blocks them
 too: Slurm sends a step's signals to every process in it, and torchrun would end its ranks in the middle of a step.
 """
 
@@ -65,7 +65,7 @@ def log_to(path: Path) -> None:
 
 
 def become_program(run: RunDir) -> NoReturn:
-    """Replace this process by the user's program.
+    """Replace this process with the user's program.
 
     Raises:
         RankEnvironmentError: the environment does not describe a rank, or the program cannot be started.
@@ -87,7 +87,7 @@ def become_program(run: RunDir) -> NoReturn:
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process by ``command``.
+    """Replace this process with ``command``.
 
     Raises:
         RankEnvironmentError: the program cannot be started.
@@ -152,7 +152,7 @@ def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> di
     local launcher. Returns ``env``.
 
     Raises:
-        RankEnvironmentError: a variable of srun is missing, or the number of tasks differs from the number of ranks.
+        RankEnvironmentError: an srun variable is missing, or the number of tasks differs from the number of ranks.
     """
     if "RANK" not in env:
         env.update(_from_slurm(launch, env))
@@ -233,7 +233,7 @@ def _node_rank(env: Mapping[str, str]) -> int:
 
 
 def become_agent(run: RunDir) -> NoReturn:
-    """Replace this process by torchrun.
+    """Replace this process with torchrun.
 
     Raises:
         RankEnvironmentError: Python cannot be started, or MASTER_ADDR is not set.

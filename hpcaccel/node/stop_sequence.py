@@ -6,7 +6,7 @@
 2. signals the ranks, which save a checkpoint and exit;
 3. kills ranks that are still running when their time is up.
 
-How early it starts before a time limit depends on the measured duration of steps and saves (``Pace``).
+How early the sequence starts before a time limit depends on the measured duration of steps and saves (``Pace``).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def patience_seconds(pace: Pace | None, *, stop_timeout_seconds: float, left_sec
     need it, but short enough to leave time for the requeue.
 
     Args:
-        left_seconds: time until the scheduler kills the job, None if it does not.
+        left_seconds: time until the scheduler kills the job; None if it will not kill it.
     """
     patience = stop_timeout_seconds if pace is None else max(stop_timeout_seconds, pace.needed_seconds)
     if left_seconds is None:
@@ -189,7 +189,7 @@ class StopSequence:
         self.cancel_requested |= meaning.is_cancel
         self._stop(ranks, meaning.reason, then="cancel" if meaning.is_cancel else "requeue")
         if self._killed_at is not None and (status.requeueable or not status.will_requeue):
-            # This deadline overrides a later one of an earlier request. If the scheduler requeues the job, its next
+            # This deadline overrides a later one from an earlier request. If the scheduler requeues the job, its next
             # start writes the end of this attempt.
             at = time.monotonic() + max(0.0, self._killed_at - time.time())
             self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
@@ -231,9 +231,9 @@ class StopSequence:
             self.kill(ranks)
 
     def kill(self, ranks: RankProcesses) -> None:
-        """Kill the ranks, and repeat it later if some are still running."""
+        """Kill the ranks, and again later if some are still running."""
         ranks.kill()
-        # In a job that is being terminated, srun would wait for its step for too long: kill it at the next check.
+        # In a job that is being terminated, srun would wait for its step for too long: kill srun at the next check.
         self._kill_at = time.monotonic() + (0.0 if self._killed_at else KILL_AGAIN_SECONDS)
 
     def _stop(self, ranks: RankProcesses, reason: Reason, *, then: str = "requeue") -> None:

@@ -10,7 +10,7 @@
 6. Run attempts (``attempt.py``) until one ends with a decision other than ``restart``.
 7. Remove staged data, then requeue or end; the exit code is the batch step's.
 
-The process has no signal handlers. It blocks the signals of ``WATCHED`` and waits for them, so that they interrupt no
+The process has no signal handlers. It blocks the signals in ``WATCHED`` and waits for them, so that they interrupt no
 other code.
 """
 

@@ -43,9 +43,9 @@ class Slurm(Queries):
     """
 
     def holding(self, descriptor: int) -> Slurm:
-        """A copy of this object whose commands inherit the file ``descriptor``.
+        """A copy of this object whose commands inherit the file descriptor ``descriptor``.
 
-        A lock on the file is held until the commands have exited, even if this process is killed. Without effect if
+        A lock on the file is held until the commands have exited, even if this process is killed. No effect if
         commands do not run on this machine.
         """
         if not self.is_here:
@@ -60,7 +60,7 @@ class Slurm(Queries):
         """Submit a script.
 
         Args:
-            args: further options of sbatch.
+            args: further sbatch options.
             words: arguments of the script.
             env: the environment to submit from; default: this process's. Variables of an enclosing job are removed, and
                 so are ``SBATCH_*`` variables that would override the script's own options.

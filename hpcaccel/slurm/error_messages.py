@@ -106,5 +106,5 @@ def is_unreachable(stderr: str) -> bool:
 
 
 def has_no_accounting(stderr: str) -> bool:
-    """Whether the cluster runs without accounting, according to an error of sacct or sacctmgr."""
+    """Whether the cluster runs without accounting, according to an error from sacct or sacctmgr."""
     return "accounting storage is disabled" in stderr or "not running a supported accounting_storage" in stderr

@@ -110,7 +110,7 @@ def submit_followers(slurm: Slurm, run: RunDir, *, behind: Sequence[str], count:
     """Submit the script of ``run`` ``count`` more times. If one submission fails, the other new jobs are cancelled.
 
     Args:
-        behind: jobs that have not ended, the run's first job first. Each new job waits for the end of all these jobs
+        behind: jobs of the run that have not ended, oldest first. Each new job waits for the end of all these jobs
             and of the earlier new jobs, so that cancelling a waiting job does not start a later job early.
 
     Returns:

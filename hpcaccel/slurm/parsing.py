@@ -37,7 +37,7 @@ _NOTHING = frozenset({"", "(null)", "None", "N/A", "None assigned", "Unknown"})
 # -- scontrol show job --------------------------------------------------------------------------------------------
 
 _FREE_TEXT = frozenset({"AdminComment", "Command", "Comment", "StdErr", "StdIn", "StdOut", "SubmitLine", "WorkDir"})
-"""Fields of free text, each on a line of its own."""
+"""Free-text fields, each on a line of its own."""
 
 
 def jobs(text: str) -> list[JobInfo]:
@@ -58,7 +58,7 @@ def pick_job(found: list[JobInfo], job_id: str) -> JobInfo | None:
 
 
 _GENERAL_REASONS = ("", "Resources", "Priority", "BeginTime")
-"""Reasons of a heterogeneous job that a more specific reason of one of its components replaces."""
+"""Reasons of a heterogeneous job that are replaced by a component's more specific reason."""
 
 
 def _with_reason(job: JobInfo, found: list[JobInfo]) -> JobInfo:
@@ -277,7 +277,7 @@ def parse_waiting(text: str) -> list[WaitingJob]:
         )
         found.append(
             WaitingJob(
-                job_id=job_id.removesuffix("+0"),  # the first component of a heterogeneous job has its id
+                job_id=job_id.removesuffix("+0"),  # a heterogeneous job's first component has the job's id
                 priority=int(priority) if priority.isdigit() else 0,
                 user=user,
                 node_count=int(re.match(r"\d*", nodes)[0] or 0),  # type: ignore[index]

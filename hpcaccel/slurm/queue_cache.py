@@ -6,7 +6,7 @@ squeue, and the others wait for the new result. After hpcaccel has changed the q
 A job that squeue does not list is not necessarily gone: squeue may have failed, or the controller has just started. For
 such jobs sacct runs once, then scontrol for jobs without an end in the accounting. If the controller has no record of
 the job, it is gone only if it was last seen more than ``MinJobAge`` ago: the time for which Slurm keeps an ended job,
-see slurm.conf(5). Else its state is unknown.
+see slurm.conf(5). Otherwise its state is unknown.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ PAUSE_SECONDS = 2.0
 QUERY_TIMEOUT_SECONDS = 20.0
 """Time limit of one command."""
 PATIENCE_SECONDS = 10.0
-"""Longest wait for the query of another process if there is an older result to show."""
+"""Longest wait for another process's query if there is an older result to show."""
 LONGEST_SECONDS = 90.0
-"""Longest wait for the query of another process if there is no older result."""
+"""Longest wait for another process's query if there is no older result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class CachedJobs:
 
     jobs: dict[str, CachedJob]
     asked: float
-    """When the squeue of this result started, in seconds since the epoch; 0.0: none has succeeded yet."""
+    """When the squeue that returned this result started, in seconds since the epoch; 0.0: none has succeeded yet."""
     note: str = ""
     """Why the result is older than requested, for users; empty if the result is new enough."""
 

@@ -25,11 +25,11 @@ VERSION = 1
 KEPT_SECONDS = 14 * 86400.0
 """How long results for jobs that have left the queue are kept."""
 SETTLED_SECONDS = 900.0
-"""Age after which the end of a job in the accounting is final: a requeue would have been recorded since."""
+"""Age after which the end of a job in the accounting is final: a requeue would have been recorded by then."""
 MOST_SINGLE = 10
 """Maximum number of jobs for which scontrol runs in one query; the rest wait for the next query."""
 DEFAULT_MIN_JOB_AGE = 300.0
-"""Slurm's default of MinJobAge, see slurm.conf(5)."""
+"""Slurm's default for MinJobAge, see slurm.conf(5)."""
 CONFIGURATION_SECONDS = 86400.0
 """How long MinJobAge is cached."""
 
@@ -72,7 +72,7 @@ class CachedQueue:
     failure: str = ""
     """Error of the newest squeue; empty if it succeeded."""
     jobs: dict[str, QueueEntry] = field(default_factory=dict)
-    """Entries of squeue by id (``45``, ``46_3``), including ended jobs that the controller has not purged yet."""
+    """squeue's entries by id (``45``, ``46_3``), including ended jobs that the controller has not purged yet."""
     seen: dict[str, LastSeen] = field(default_factory=dict)
     found: dict[str, JobQueryResult] = field(default_factory=dict)
     wanted: dict[str, tuple[float, float]] = field(default_factory=dict)

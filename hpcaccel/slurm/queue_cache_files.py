@@ -33,7 +33,7 @@ _USUAL_PATHS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slu
 LOOK_SECONDS = 0.2
 """Interval at which a waiting process tries the lock."""
 STUCK_SECONDS = 150.0
-"""Age after which a held lock is ignored: queries rarely take so long, and its holder may be suspended (Ctrl-Z)."""
+"""Age after which a held lock is ignored: queries rarely take so long, and the holder may be suspended (Ctrl-Z)."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _held_since(fd: int) -> float:
     try:
         return float(os.pread(fd, 64, 0))
     except ValueError:
-        return time.time()  # the holder has not written it yet
+        return time.time()  # the holder has not written the time yet
 
 
 def cluster_key() -> str:

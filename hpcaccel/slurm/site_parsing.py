@@ -75,7 +75,7 @@ def table(text: str) -> list[dict[str, str]]:
 
 
 def listed(text: str | None) -> list[str]:
-    """``a,b`` → [a, b]; [] for ``(null)`` and other placeholders of Slurm."""
+    """``a,b`` → [a, b]; [] for ``(null)`` and Slurm's other placeholders."""
     if text is None or text in _NOTHING:
         return []
     return [item.strip() for item in text.split(",") if item.strip()]

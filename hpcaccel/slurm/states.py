@@ -105,7 +105,7 @@ _ENDED = frozenset(JobState) - _PENDING - _RUNNING - _ENDING - {JobState.UNKNOWN
 def parse_state(text: str) -> JobState:
     """The state in texts such as ``RUNNING``, ``CANCELLED by 0``, ``CANCELLED+`` (truncated), ``FAILED+COMPLETING``.
 
-    Of a base state with flags, COMPLETING has priority, then the flags of a requeue, then the base state.
+    If a base state has flags, COMPLETING has priority, then the flags of a requeue, then the base state.
     """
     words = [word for word in re.split(r"[+, ]", text.strip().upper()) if word]
     states = [state for word in words if (state := _state_of(word)) is not JobState.UNKNOWN]

@@ -3,7 +3,7 @@
 ``Allocation`` is the protocol. ``LocalAllocation`` is this machine; ``slurm_allocation`` and ``chain`` implement Slurm
 jobs.
 
-``Slot`` is the share of one trial when several trials run side by side. On Slurm each trial is a step with its own
+``Slot`` is one trial's share when several trials run side by side. On Slurm each trial is a step with its own
 CPUs, memory and GPUs (``--exact``), so that Slurm itself isolates them. If the number of a node's GPUs is not
 divisible by the number of trials, the steps overlap, and each trial uses its own part of the GPUs or shares one. On the
 local backend each trial gets its part of ``CUDA_VISIBLE_DEVICES``.
@@ -32,7 +32,7 @@ TAKEN_DOWN = "the job is being terminated"
 
 SHORT_STEP = "--overlap"
 """srun option of the steps that prepare and check the nodes: they share the job's CPUs, memory and GPUs with all steps.
-Without it, Slurm may still hold the step's memory when srun has ended, and refuses the step of the ranks (22.05:
+Without it, Slurm may still hold the step's memory when srun has ended, and refuse the ranks' step (22.05:
 "Memory required by task is not available"); and the step would wait for other trials in the same job."""
 
 
@@ -94,7 +94,7 @@ class Allocation(Protocol):
         ...
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
-        """The part of ``nodes`` that can be excluded while a job of ``needed`` nodes can still start."""
+        """The part of ``nodes`` that can be excluded so that a job on ``needed`` nodes can still start."""
         ...
 
     def step_state(self, job_id: str, step_id: str) -> JobState | None:

@@ -2,7 +2,7 @@
 
 Each query takes time on Slurm's controller, so a supervisor queries after a signal and otherwise rarely. The
 supervisors of a sweep's trials read the status that their worker shares in ``workers/<i>/job.json``: they need the
-job's times at the start of each trial, which in a sweep of short trials would be hundreds of queries a minute.
+job's times at the start of each trial, which in a sweep of short trials would mean hundreds of queries a minute.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUERY_SECONDS = 60.0
 SELDOM_SECONDS = 300.0
 """Longest interval between queries. Slurm does not notify a job whose time limit was shortened, so the job polls. While
 its end is far it polls rarely, because all tasks of an array poll. If less than this interval is left after the change,
-the job may notice it only by Slurm's own warning."""
+the job may learn of it only from Slurm's own warning."""
 EARLY_SECONDS = 90
 """Slurm may send its warning signal up to 60 seconds early. A warning more than this number of seconds early
 belongs to a limit that has been extended since, or was sent by a user."""
@@ -175,7 +175,7 @@ def _taken_down(status: JobStatus) -> SignalMeaning:
 
 def write_shared_status(path: Path, status: JobStatus, *, queried_at: float) -> None:
     """Write ``status`` to ``path`` if the job is running and not preempted. Any other status removes the file, so that
-    each trial queries the scheduler itself. An unknown status leaves the file, to avoid these queries."""
+    each trial queries the scheduler itself. An unknown status leaves the file unchanged, to avoid these queries."""
     if not status.known:
         return
     if not status.running or status.preempted:

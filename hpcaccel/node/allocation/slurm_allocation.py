@@ -67,7 +67,7 @@ class SlurmAllocation:
         self.jobs: Sequence[str] = (self.job_id,)
         self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
         self.nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
-        # An update of a heterogeneous job's plain ID applies to all of its components. The ranks are component 0.
+        # An update to a heterogeneous job's plain ID applies to all of its components. The ranks are component 0.
         self._part = "+0" if "SLURM_HET_SIZE" in env else ""
         self._slurm = slurm or Slurm()
         self._avoid: tuple[Sequence[str], Sequence[str]] = ((), ())
@@ -95,12 +95,12 @@ class SlurmAllocation:
             will_requeue = job.restarts > self.restart_count
             termination_reason = None if job.state.is_running or will_requeue else self._find_termination_reason(job)
             return JobStatus(
-                # Slurm may restart a job while this start still runs, on a node that Slurm considers dead. Then end it.
+                # If Slurm considers this node dead, it may restart the job while this start runs. Then end this one.
                 running=job.state.is_running and not will_requeue,
                 preempted=_is_preempted(job),
                 will_requeue=will_requeue,
                 termination_reason=termination_reason,
-                # In this state Slurm refuses a cancel, and reports the limit as the reason (tried on 22.05).
+                # While Slurm ends a job at its limit, it refuses a cancel, and reports the limit as the reason (22.05).
                 requeueable=termination_reason == "time_limit" and job.reason == "TimeLimit",
                 failed_nodes=self._failed_nodes() if will_requeue else (),
                 submit_time=job.submit_time,

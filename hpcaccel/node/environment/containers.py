@@ -1,4 +1,4 @@
-"""Ranks in containers: the command line around a rank for pyxis, Apptainer and enroot, and the import of an image.
+"""Ranks in containers: the command line that starts a rank in pyxis, Apptainer or enroot, and the import of an image.
 
 The supervisor runs outside the container, with Slurm's commands and the cluster's Python. A container ends with its
 step: ``--container-name`` is never used. An image from a registry is imported once for all nodes and jobs.
@@ -54,7 +54,7 @@ _OF_A_TASK = (
 _OF_THE_HOST = re.compile(r"PATH|HOME|SHELL|PWD|OLDPWD|SHLVL|_|LD_LIBRARY_PATH|LD_PRELOAD|BASH_\w*|\w*[^\w].*")
 """Variables not passed on through enroot: those of the host, and names that are not identifiers (bash functions)."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-"""Characters of an image's name that are replaced by ``_`` in its file's name."""
+"""Characters of an image's name that are replaced by ``_`` in its file name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def find_apptainer() -> str | None:
 
 
 def _help_of_srun() -> str:
-    """The output of ``srun --help``, which lists the options of pyxis; empty if there is no srun."""
+    """The output of ``srun --help``, which lists pyxis's options; empty if there is no srun."""
     if shutil.which("srun") is None:
         return ""
     answer = subprocess.run(["srun", "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
@@ -122,7 +122,7 @@ def choose_runtime(container: LaunchContainer, *, local: bool) -> str:
 
 
 def cached_image(container: LaunchContainer, runtime: str) -> Path:
-    """The file that a node opens: the image itself, or its import from the registry."""
+    """The file that a node opens: the image itself, or the file imported from the registry."""
     if container.is_file:
         return Path(container.image)
     name = _NO_NAME.sub("_", container.image.partition("://")[2])[:80]
@@ -148,7 +148,7 @@ def into_container(
     image = str(cached_image(container, runtime))
     mounts = [*container.mounts, *also]
     variables = {name: value for name, value in env.items() if name not in _HOSTS_OWN}
-    variables.setdefault("PYTHONNOUSERSITE", "1")  # Apptainer mounts the home, with user packages of another Python
+    variables.setdefault("PYTHONNOUSERSITE", "1")  # Apptainer mounts $HOME, with another Python's user packages
     variables.update(container.env)
     if runtime == "pyxis":
         return Wrapped(srun=_pyxis(container, image, mounts), command=list(command), env=variables)
@@ -191,8 +191,8 @@ def _as_in_fstab(mount: str) -> str:
 
 
 def _enroot(image: str, mounts: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """The command line of enroot, which passes on only named variables and has no option for the working directory:
-    the rank's shim changes to it."""
+    """enroot's command line. enroot passes on only named variables and has no option for the working directory, so the
+    rank's shim changes to it."""
     command = ["enroot", "start", "--rw"]
     for mount in mounts:
         source, target, *flags = _as_in_fstab(mount).split(":")
@@ -208,7 +208,7 @@ def import_image(container: LaunchContainer, runtime: str) -> Path:
     """The image's file, imported from the registry if it is missing.
 
     Raises:
-        RankEnvironmentError: an image file does not exist, or the import failed.
+        RankEnvironmentError: the image file does not exist, or the import failed.
     """
     path = cached_image(container, runtime)
     if container.is_file:

@@ -36,7 +36,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 def stage_directory(stage: LaunchStage, env: Mapping[str, str]) -> Path:
-    """The folder for the copies, the same path on every node. With ``stage.keep`` jobs with the same sources share it.
+    """The folder for the copies, the same path on every node. With ``stage.keep``, jobs with the same sources share it.
 
     Raises:
         RankEnvironmentError: the path uses a variable that is not set in the job, or is not absolute.
@@ -67,7 +67,7 @@ def _key(stage: LaunchStage, env: Mapping[str, str]) -> str:
 
 
 def each_node(run: RunDir, launch: LaunchSpec, arguments: Sequence[str], *, avoid: Sequence[str] = ()) -> list[str]:
-    """The command line that runs ``node.pyz arguments`` once on each node of the ranks."""
+    """The command line that runs ``node.pyz arguments`` once on each of the ranks' nodes."""
     program = [sys.executable, str(run.node_program), *arguments]
     if launch.local:
         return program
@@ -147,7 +147,7 @@ def bring(source: Path, directory: Path) -> int:
 
 
 def _files(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
-    """Pairs of source file and copy; creates the folders. Links are followed: their targets may be outside."""
+    """Pairs of source file and copy; creates the folders. Links are followed: targets may be outside the source."""
     if not source.is_dir():
         source.stat()  # raises an error if the source is missing
         yield source, target

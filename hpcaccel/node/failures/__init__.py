@@ -361,7 +361,7 @@ CAUSES = (
         advice="Check the last lines of the rank's log.",
         ends=(r"Exited with exit code",),
     ),
-    # -- echoes of another rank's end; the cause only if no rank shows another one ---------------------------------
+    # -- echoes of another rank's end; the cause only if no rank shows another cause -------------------------------
     Cause(
         name="rendezvous",
         meaning="the ranks could not connect to each other: a port in use, an unknown host name, a missing rank",

@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace:
-    """A sign of a cause in a log or in a message of srun, and the rank and node where it appears."""
+    """A sign of a cause in a log or in an srun message, and the rank and node where it appears."""
 
     cause: Cause
     text: str
@@ -95,7 +95,7 @@ def classify(
         traces += [] if log.rank in killed else _in_errors(log, run)
         if in_container and all(_ENROOT_OR_SLURM.match(line) for line in log.lines):
             traces += _of_enroot(log.lines, rank=log.rank)
-        # The indented lines of a traceback are source code of the program.
+        # The indented lines of a traceback are the program's source code.
         traces += _in_lines([line for line in log.lines if not line.startswith("    ")], rank=log.rank)
     if in_container and not any(log.lines for log in logs):
         traces += _of_enroot(slurm_lines)  # if srun does not write to the ranks' logs
@@ -109,7 +109,7 @@ def classify(
 
 
 def _named(first: _Trace, logs: Sequence[RankLog]) -> _Trace:
-    """Replace a trace of a lost peer by one of the peer itself: a rank without an exception in its log, if such ranks
+    """Replace a trace of a lost peer with one of the peer itself: a rank without an exception in its log, if such ranks
     are a minority. Otherwise return ``first``."""
     silent = [log.rank for log in logs if not log.exceptions]
     if first.cause.name not in ("gloo_timeout", "nccl_timeout") or not 0 < 2 * len(silent) < len(logs):
@@ -137,7 +137,7 @@ def _in_lines(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Tra
 
 
 def _of_enroot(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Trace]:
-    """A trace for each error of enroot in ``lines``, which must not contain output of the program."""
+    """A trace for each enroot error in ``lines``, which must not contain the program's output."""
     for line in filter(_ENROOT_ERROR.match, lines):
         yield _Trace(cause=cause("container"), text=line.strip()[:LONGEST], rank=rank)
 
@@ -212,8 +212,8 @@ def _sentence(trace: _Trace, nodes: Sequence[str]) -> str:
 
 
 def _blamed(first: _Trace, traces: Sequence[_Trace], where: dict[int, str], nodes: Sequence[str]) -> list[str]:
-    """The nodes of all ranks that show this cause, if it may be a node's fault. Empty if all of several nodes show it:
-    then it is not."""
+    """The nodes of all ranks that show this cause, if it may be a node's fault. Empty if there are several nodes and
+    all of them show it: then it is no node's fault."""
     if first.cause.follows != "exclude" and first.cause.name != "hang":
         return []
     found = [

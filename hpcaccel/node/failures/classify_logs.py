@@ -23,7 +23,7 @@ __all__ = [
 
 BLOCK_BYTES = 1 << 20
 LINE_BYTES = 4096
-"""A block repeats this number of bytes within a long line. Slurm's lines are shorter."""
+"""Within a long line, each block repeats the last bytes of the previous one: this many. Slurm's lines are shorter."""
 
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
 _ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
@@ -103,7 +103,7 @@ def _whole_message(first: str, below: Sequence[str]) -> str:
 
 
 def read_slurm_lines(run: RunDir, attempt: int) -> list[str]:
-    """The batch step's output since this attempt began (at most the last 64 kB). It includes messages of srun."""
+    """The batch step's output since this attempt began (at most the last 64 kB). It includes srun's messages."""
     try:
         lines = read_tail(run.slurm_log).splitlines()
     except FileNotFoundError:

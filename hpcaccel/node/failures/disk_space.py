@@ -186,7 +186,7 @@ def bytes_to_save(run: RunDir, detail: str) -> int:
 
 
 def explained_by_room(run: RunDir, failure: Failure) -> Failure:
-    """Refine ``failure`` by the present state of the disk: replace a vague cause by a shortage in the run directory,
+    """Refine ``failure`` by the present state of the disk: replace a vague cause with a shortage in the run directory,
     and add needed and free bytes to ``disk_full``.
 
     The full disk may be a different one, which cannot be checked here. Then ``failure`` is returned unchanged.

@@ -224,7 +224,7 @@ def judge_together(
 
 
 def become_check(run: RunDir) -> NoReturn:
-    """Replace this process, a rank of the full check's step, by the check's program."""
+    """Replace this process, a rank of the full check's step, with the check's program."""
     launch = read_launch(run)
     environment = rank_environment(run, launch, dict(os.environ))
     python = python_of(launch, environment)

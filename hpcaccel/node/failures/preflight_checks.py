@@ -39,7 +39,7 @@ RECENT_SECONDS = 3600
 """Older Xids are ignored: a reset may have fixed their cause, and the kernel's log does not show resets."""
 
 _HARDWARE_XIDS = {48, 62, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143}
-"""The Xids of NVIDIA's list that no program can cause."""
+"""The Xids on NVIDIA's list that no program can cause."""
 _XID = re.compile(
     r"^\[ *(?P<at>\d+\.\d+)\] NVRM: Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\): (?P<number>\d+), *(?P<text>.*)"
 )
@@ -161,7 +161,7 @@ def _faults(gpus: list[list[str]]) -> Iterator[str]:
 
 
 def _row_faults(result: tuple[int, list[list[str]], str], buses: set[str]) -> Iterator[str]:
-    """Problems of row remapping, by which GPUs since Ampere replace faulty rows of memory."""
+    """Problems with row remapping, by which GPUs since Ampere replace faulty memory rows."""
     for bus, pending, failure in (cells for cells in result[1] if len(cells) == 3 and not result[0]):
         if bus.lower() in buses and failure.lower() in ("1", "yes"):
             yield f"GPU {bus}: a memory row could not be remapped"

@@ -81,7 +81,7 @@ class ComponentProcesses:
         return None
 
     def _last_line(self, name: str) -> str:
-        """The last line in the component's logs, after a colon; empty if there is none."""
+        """The last line in the component's logs, prefixed with a colon; empty if there is none."""
         logs = sorted(self._folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)
         logs = logs or list(self._folder.glob(f"{name}.srun.log"))  # no process has started
         output = [line.strip() for path in logs for line in read_tail(path).splitlines() if line.strip()]
@@ -196,7 +196,7 @@ class _LocalProcesses:
 
 
 def become_component(run: RunDir) -> NoReturn:
-    """Replace this process by the program of the component that ``HPCACCEL_COMPONENT`` names.
+    """Replace this process with the program of the component that ``HPCACCEL_COMPONENT`` names.
 
     Raises:
         RankEnvironmentError: there is no such component, or its program cannot be started.

@@ -24,7 +24,7 @@ class LocalRanks:
 
     Args:
         ranks: the command of each rank, in rank order.
-        stop_signal: the signal that requests a rank to stop.
+        stop_signal: the signal that tells a rank to stop.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class LocalRanks:
                 rank.send_signal(number)
 
     def _send_group(self, number: signal.Signals) -> None:
-        """Signal the ranks' process groups, with processes that ranks have left behind (data-loader workers)."""
+        """Signal the ranks' process groups, including processes that ranks have left behind (data-loader workers)."""
         send_to_groups(self._ranks, number)
 
 
 class LocalAgent:
-    """One torchrun with all ranks, on the local backend. Signals are sent to it and its descendants, as Slurm does."""
+    """One torchrun with all ranks, on the local backend. Signals are sent to it and its descendants, as under Slurm."""
 
     def __init__(
         self, run: RunDir, wrapped: Wrapped, *, attempt: int, workdir: str, stop_signal: signal.Signals

@@ -1,7 +1,7 @@
 """A sweep's worker: the process that runs trials in one allocation, one after another in each slot.
 
 It starts the tuner, which chooses the next trial, and a supervisor for each running trial. It handles signals and stop
-requests for all trials, records for how long the allocation was held, and at the end requeues its array task if
+requests for all trials, records how long the allocation was held, and at the end requeues its array task if
 needed. It has one thread, and blocks the signals that it waits for. Its children are killed when it dies.
 """
 
@@ -42,7 +42,7 @@ LOOK_SECONDS = 1.0
 LEAVE_SECONDS, HURRY_SECONDS = 20.0, 4.0
 """How long the tuner may take to record the last events: normally, and if Slurm is about to kill the job."""
 _EXIT_CODES: dict[Reason, int] = {"completed": 0, "cancelled": 130}
-"""Exit code by the reason of the stop. For other reasons the decision determines it."""
+"""Exit code by the reason for the stop. For other reasons the decision determines it."""
 _TAKEN = ("preempted", "time_limit", "lost", "cancelled")
 """Reasons for a trial's end that concern the whole allocation."""
 
@@ -77,7 +77,7 @@ class SweepWorker:
         self.allocation = allocation
         self.scheduler = SchedulerView(allocation)
         self._shared = 0.0
-        """Time of the query whose status was shared last with the trials' supervisors."""
+        """Time of the query whose status was last shared with the trials' supervisors."""
         self.reclaimed = ReclaimedAllocation(self.scheduler, launch)
         self.account = WorkerAccount(worker)
         self.pack = int(document["sweep"].get("pack") or 1)
@@ -234,7 +234,7 @@ class SweepWorker:
         self._stop(stop, request=None if request.then == "finish" else request)  # finish: running trials continue
 
     def _stop(self, stop: Stop, *, number: signal.Signals | None = None, request: StopRequest | None = None) -> None:
-        """Start no more trials. ``number`` and ``request`` stop the running ones; without them these continue.
+        """Start no more trials. ``number`` and ``request`` stop the running ones; without either, these continue.
 
         Args:
             number: signal for the trials' supervisors, which query the scheduler for its meaning.
@@ -245,7 +245,7 @@ class SweepWorker:
             self.stop = stop
             self.tuner.send(self._stopping(stop))
         elif stop.by_scheduler and self.stop is not None and self.stop.then == "requeue":
-            self.stop = stop  # the scheduler requeues the worker, so that the worker must not
+            self.stop = stop  # the scheduler requeues the worker, so the worker must not do so itself
         for trial in self.trials.values():
             if number is not None:
                 trial.signal(number)
@@ -293,7 +293,7 @@ class SweepWorker:
         if self.avoid:
             self.allocation.avoid(sorted(self.avoid), instead_of=())
         else:
-            # Nothing is left to do after the requeue, so SIGTERM may end this process at once, also in a cancel.
+            # Nothing is left to do after the requeue, so SIGTERM may end this process at once, even in a cancel.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM} if not self.launch.local else ())
         if problem := self.allocation.requeue():
             reason: Reason = "cancelled" if problem == TAKEN_DOWN else stop.reason

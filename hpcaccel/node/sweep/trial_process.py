@@ -1,4 +1,4 @@
-"""The worker's side of a running trial: its supervisor is a child process that reports the end through a pipe."""
+"""The worker's side of a running trial, whose supervisor is a child process that reports the end through a pipe."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ END_TIME = "HPCACCEL_WORKER_END"
 CHECKED = "HPCACCEL_NODES_CHECKED"
 """Environment variable: set if a trial has succeeded in this allocation, so that no preflight is needed."""
 HOSTS_REQUEST = "worker.json"
-"""File in a trial's ``control/``: the stop request of the worker that runs it."""
+"""File in a trial's ``control/``: the stop request from the worker that runs the trial."""
 _OVER = ("completed", "pruned")
 """A trial whose last attempt ended for one of these reasons is not started again unless the sweep extends it."""
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
@@ -174,7 +174,7 @@ class TrialAttempt(Attempt):
     """An attempt of a trial, in an allocation that other trials may have used before."""
 
     def conclude(self, code: int) -> Verdict:
-        # A good end needs no query of Slurm: short trials would cause hundreds of them a minute.
+        # A successful end needs no Slurm query: short trials would cause hundreds of queries a minute.
         if code == 0 and self._was_left_alone():
             return self.decide(code, JobStatus(running=True), None)
         return super().conclude(code)

@@ -193,7 +193,7 @@ class TunerProcess:
         log.warning(f"{what}; restarting it")
 
     def _last_message(self) -> str:
-        """The last error line in the tuner's log, after a colon; empty if there is none."""
+        """The last error line in the tuner's log, prefixed with a colon; empty if there is none."""
         try:
             with self._log.open("rb") as file:
                 file.seek(max(self._log_offset, file.seek(0, os.SEEK_END) - PIECE_BYTES))
@@ -210,7 +210,7 @@ class TunerProcess:
             self._process.kill()
 
     def dismiss(self, patience_seconds: float = LEAVE_SECONDS) -> None:
-        """Close the tuner's standard input, and wait until it has recorded the last events and exited; else kill it."""
+        """Close the tuner's standard input. Kill it if it does not record the last events and exit in time."""
         if self._process is None:
             return
         self._flush()

@@ -1,4 +1,4 @@
-"""Records in ``worker.jsonl`` for how long a worker holds its allocation, at intervals in case the worker is killed."""
+"""Writes to ``worker.jsonl`` how long a worker holds its allocation, at intervals in case the worker is killed."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def record_setup_failure(worker: WorkerDir, *, exit_code: int, name: str) -> int
 
 def record_killed(worker: WorkerDir, why: str) -> int:
     """Record that worker processes keep being killed here. Requeue, unless ``resilience.requeue`` is off or the
-    worker's last end was the same. Returns the batch step's exit code."""
+    worker's last end had the same cause. Returns the batch step's exit code."""
     killed_by()  # clears the variable: the next start's first worker process must not report this kill
     worker.prepare()
     launch = read_launch(worker)
