@@ -1,4 +1,4 @@
-"""Accelerate's import path of the ``Accelerator``."""
+"""Accelerate's import path for the ``Accelerator``."""
 
 from hpcaccel.runtime.accelerator import Accelerator
 from hpcaccel.runtime.compat.import_paths import find_anywhere as __getattr__  # noqa: F401

@@ -1,4 +1,4 @@
-"""Accelerate's import path of functions for models on the meta device and for loading weights."""
+"""Accelerate's import path for functions that create models on the meta device and load weights."""
 
 from hpcaccel.runtime.checkpointing.load_model import load_checkpoint_in_model
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__

@@ -1,4 +1,4 @@
-"""Accelerate's import path of prepared loaders and batch samplers."""
+"""Accelerate's import path for prepared loaders and batch samplers."""
 
 from hpcaccel.runtime.compat.standalone import get_sampler, prepare_data_loader
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__

@@ -134,8 +134,8 @@ class RuntimeMisuse(UserError):
 
 
 class DistributedOperationException(RuntimeMisuse):
-    """The ranks call different collectives, or the same one with different shapes or types. The message lists those of
-    each rank. Accelerate has an exception of the same name."""
+    """The ranks call different collectives, or the same one with different shapes or types. The message lists the
+    call of each rank. Accelerate has an exception of the same name."""
 
 
 class CheckpointError(UserError):

@@ -1,4 +1,4 @@
-"""Accelerate's import path of the launchers; see ``hpcaccel.runtime.local_launch``."""
+"""Accelerate's import path for the launchers; see ``hpcaccel.runtime.local_launch``."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.local_launch import debug_launcher as debug_launcher

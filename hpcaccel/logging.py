@@ -1,4 +1,4 @@
-"""Accelerate's import path of ``get_logger``; see ``hpcaccel.runtime.rank_logger``."""
+"""Accelerate's import path for ``get_logger``; see ``hpcaccel.runtime.rank_logger``."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.rank_logger import MultiProcessAdapter as MultiProcessAdapter

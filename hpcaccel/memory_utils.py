@@ -1,4 +1,4 @@
-"""Accelerate's older import path of ``find_executable_batch_size``."""
+"""Accelerate's older import path for ``find_executable_batch_size``."""
 
 from hpcaccel.runtime.compat.out_of_memory import find_executable_batch_size
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__

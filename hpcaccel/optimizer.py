@@ -1,4 +1,4 @@
-"""Accelerate's import path of prepared optimizers."""
+"""Accelerate's import path for prepared optimizers."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer as AcceleratedOptimizer

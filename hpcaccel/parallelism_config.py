@@ -1,4 +1,4 @@
-"""Accelerate's import path of ``ParallelismConfig``."""
+"""Accelerate's import path for ``ParallelismConfig``."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.handlers import ParallelismConfig

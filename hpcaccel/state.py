@@ -1,4 +1,4 @@
-"""Accelerate's import path of the state classes; see ``hpcaccel.runtime.states``."""
+"""Accelerate's import path for the state classes; see ``hpcaccel.runtime.states``."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.enums import DistributedType as DistributedType

@@ -1,4 +1,4 @@
-"""Accelerate's import path of trackers; see ``hpcaccel.runtime.tracking``."""
+"""Accelerate's import path for trackers; see ``hpcaccel.runtime.tracking``."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.tracking.catalog import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS

@@ -58,7 +58,9 @@ def test_launch_spec_without_a_required_field_is_refused(tmp_path: Path, name: s
     launch = FULL.to_dict()
     del launch[name]
     run = stored(tmp_path, launch)
-    with pytest.raises(RunDirectoryError, match=re.escape(f"{run.spec} was written by another version")) as raised:
+    with pytest.raises(
+        RunDirectoryError, match=re.escape(f"{run.spec} was written by an incompatible version of hpcaccel (")
+    ) as raised:
         read_launch(run)
     assert repr(name) in str(raised.value)
 

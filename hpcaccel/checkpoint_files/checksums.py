@@ -1,4 +1,4 @@
-"""Verification of a checkpoint: the CRCs of its files, and that the chunks cover their tensors.
+"""Verification of a checkpoint: CRCs of its files, and whether the chunks cover their tensors.
 
 Files are read from beginning to end, by two threads.
 """
@@ -142,7 +142,7 @@ def _length_problems(tensor: StoredTensor, where: Path) -> Iterator[str]:
 
 
 def _tree_problems(contents: Contents) -> Iterator[str]:
-    """Messages about trees that cannot be read, or refer to missing tensors."""
+    """Messages about trees that cannot be read or that refer to missing tensors."""
     if SHARED_TREE not in contents.tensors:
         yield f"{contents.path / sealed.INDEX} has no entry {SHARED_TREE!r}, which describes the tensors"
         return

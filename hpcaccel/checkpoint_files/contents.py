@@ -21,7 +21,7 @@ SHARED_TREE = "tree"
 """Key of the tree shared by all ranks."""
 
 BLOCK_BYTES = 4 << 20
-"""Maximum size of one read of a file."""
+"""Size in bytes of the reads that verify a file."""
 
 _ODD_SIZES = {"bool": 1, "bfloat16": 2, "float4_e2m1fn_x2": 1}
 
@@ -40,7 +40,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All nodes of a tree whose data is a stored tensor, by ``key``; nodes of type ``tensor`` also have ``device``."""
+    """The nodes of a tree that refer to a stored tensor by ``key``; those of type ``tensor`` also have ``device``."""
     if isinstance(tree, list):
         for item in tree:
             yield from tensor_nodes(item)
@@ -122,7 +122,7 @@ class Contents:
         """All bytes of a tensor that consists of one chunk.
 
         Raises:
-            Damaged: the bytes differ from the committed ones, or the index has no chunk, or several, of the tensor.
+            Damaged: the bytes differ from the committed ones, or the tensor does not have exactly one chunk.
         """
         tensor = self.tensors.get(key)
         if tensor is None or len(tensor.chunks) != 1:
@@ -135,7 +135,7 @@ class Contents:
         """Read a chunk into ``target``, a buffer of ``chunk.length`` bytes, and verify its CRC.
 
         Raises:
-            Damaged: the bytes differ from the committed ones.
+            Damaged: the file is missing, the disk reports an I/O error, or the bytes differ from the committed ones.
         """
         where = self.path / chunk.file
         padding = bytearray(chunk.stored - chunk.length)
@@ -173,7 +173,7 @@ def _tensor(key: str, value: dict[str, Any]) -> StoredTensor:
 
 
 def _fill(file: Any, target: memoryview) -> bool:
-    """Fill ``target``; False if the file is too short. One read returns at most 2 GiB."""
+    """Fill ``target``; False if the file is too short. One read(2) returns at most 2 GiB."""
     done = 0
     while done < len(target):
         got = file.readinto(target[done : done + (1 << 30)])

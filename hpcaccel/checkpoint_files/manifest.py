@@ -47,7 +47,7 @@ def read(path: Path) -> dict[str, Any]:
     """Read the manifest of the checkpoint ``path``, and verify its CRC and the sizes of the files that it lists.
 
     Raises:
-        Damaged: the manifest or a file size differs from the committed one.
+        Damaged: the manifest or a file is missing, or the manifest or a file size differs from the committed one.
         CheckpointError: a newer hpcaccel wrote the checkpoint.
     """
     manifest = read_manifest(path)
@@ -60,7 +60,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest and verify its CRC, but not the files.
 
     Raises:
-        Damaged: the manifest differs from the committed one.
+        Damaged: the manifest is missing, or differs from the committed one.
         CheckpointError: a newer hpcaccel wrote the checkpoint.
     """
     where = path / checkpoint_files.MANIFEST
@@ -97,7 +97,7 @@ def read_index(path: Path, manifest: dict[str, Any]) -> bytes:
     """Read the text of a checkpoint's index and verify its CRC.
 
     Raises:
-        Damaged: the index differs from the committed one.
+        Damaged: the index is missing, or differs from the committed one.
     """
     text = read_file(path / INDEX)
     if zlib.crc32(text) != int(manifest["files"][INDEX]["crc32"], 16):

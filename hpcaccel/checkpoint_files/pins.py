@@ -1,4 +1,4 @@
-"""A pin is a marker file beside the manifest that protects a checkpoint from deletion."""
+"""Pins: marker files beside the manifests of checkpoints, which protect the checkpoints from deletion."""
 
 from __future__ import annotations
 

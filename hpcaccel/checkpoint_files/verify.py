@@ -82,7 +82,7 @@ def verify(path: Path, on_progress: OnProgress = lambda done, total: None) -> Ve
 def _verify_file(file: Path, report: VerifyReport) -> None:
     if file.suffix == ".safetensors":
         report.problems += safetensors_problems(file)
-        report.notes[:] = ["safetensors files have no CRC: headers and sizes were checked"]
+        report.notes[:] = ["safetensors files have no CRC: only headers and sizes were checked"]
     elif is_archive(file):
         if (problem := archive_problem(file)) is not None:
             report.problems.append(f"{file}: {problem}")

@@ -114,7 +114,7 @@ def index_text(places: Mapping[str, str], total_bytes: int) -> str:
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of ``"5GB"`` (powers of 1,000) or ``"5GiB"`` (of 1,024); ``"5Gb"`` counts bits. None if not a size."""
+    """Bytes of ``"5GB"`` (powers of 1,000) or ``"5GiB"`` (of 1,024); ``"5Gb"`` counts bits. None for other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?(?:i?B)?)\s*", text, re.IGNORECASE)
     unit = match[2].upper() if match else ""
     if match is None or unit not in _UNITS:
@@ -201,7 +201,7 @@ def _tensor(item: dict[str, object], begin: int) -> SafeTensor:
 
 
 def safetensors_problems(path: Path) -> Iterator[str]:
-    """Messages about damage that is visible from the header and the file size. These files have no CRC."""
+    """Messages about damage that is visible from the header and the file size. The format has no CRC."""
     try:
         head = read_head(path)
     except Damaged as error:

@@ -86,7 +86,7 @@ class StepCount:
     done: int
     lost: int
     kept_until: int | None
-    """Steps after this one are lost; None: no step is lost."""
+    """The attempt's steps after this step are lost; None: no step is lost."""
 
 
 def read_steps(
@@ -164,8 +164,8 @@ def _by_heartbeat(
 
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
-    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step; None if there is
-    no counter, or if a kill left its two copies different."""
+    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step; None if no step
+    is recorded, or if the two copies still differ after ``LOOKS`` reads (the rank was killed during a write)."""
     for _ in range(LOOKS):
         try:
             *first, step, when = STEP_COUNTER.unpack(run.step_counter(attempt).read_bytes())
@@ -196,7 +196,7 @@ def count_steps(
     are lost once it has ended, unless it completed the training or was pruned.
 
     Args:
-        goes_on: the run has not ended, so that an attempt without an end line is still running.
+        goes_on: whether the run has not ended, so that an attempt without an end line is still running.
         newest_checkpoint: the step of the newest checkpoint on disk.
     """
     found: list[StepCount] = []

@@ -123,7 +123,7 @@ def append_bytes(path: Path, lines: bytes, *, sync: bool = False) -> None:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
             lines = b"\n" + lines
-        while lines:  # a disk that fills up writes a part and fails at the next write
+        while lines:  # if the disk fills up, write(2) writes only a part, and the next call fails
             lines = lines[os.write(fd, lines) :]
         if sync:
             os.fsync(fd)

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def clean(text: str) -> str:
-    """``text`` on one line with control characters escaped: text of unknown origin could control the terminal."""
+    """``text`` on one line with control characters escaped, so that untrusted text cannot control the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -33,7 +33,7 @@ R = TypeVar("R")
 class RestartPolicy:
     """The ``resilience`` section of the spec; see ``spec.job.training_fields.ResilienceSection`` for the fields.
 
-    A field missing in a stored section takes its default here: older releases had no ``preflight``.
+    A field that is missing from a stored section takes its default here: older releases had no ``preflight``.
     """
 
     requeue: bool | str = True
@@ -101,7 +101,7 @@ class LaunchSpec:
     program: list[str]
     """A rank's command; ``{python}`` stands for the ranks' interpreter. Empty for a callable."""
     python: str | None = None
-    """The ranks' interpreter; None: the first Python on the node's PATH after modules, conda and venv are loaded."""
+    """The ranks' interpreter; None: the first Python on the node's PATH once modules, conda or venv are set up."""
     pythonpath: list[str] = field(default_factory=list)
     workdir: str
     backend: Literal["slurm", "local"]
@@ -170,7 +170,10 @@ def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
         launch["components"] = [_read(LaunchComponent, one) for one in launch.get("components", [])]
         return _read(LaunchSpec, {**launch, "resilience": _read(RestartPolicy, resilience)})
     except (KeyError, TypeError) as error:
-        raise RunDirectoryError(f"{source} was written by another version of hpcaccel ({error!r})") from None
+        raise RunDirectoryError(
+            f"{source} was written by an incompatible version of hpcaccel ({error!r}): "
+            "use the version that record.json beside it names, or submit again"
+        ) from None
 
 
 def _read(kind: type[R], value: Mapping[str, Any]) -> R:
@@ -186,7 +189,7 @@ def find_launch(run: RunDir) -> LaunchSpec | None:
     """The launch spec of a run; None if there is no ``spec.json``.
 
     Raises:
-        RunDirectoryError: an incompatible version wrote the file.
+        RunDirectoryError: the file is not a JSON object, or an incompatible version wrote it.
     """
     document = read_json(run.spec)
     return None if document is None else launch_of(document, source=run.spec)
@@ -196,7 +199,7 @@ def read_launch(run: RunDir) -> LaunchSpec:
     """The launch spec of a run.
 
     Raises:
-        RunDirectoryError: ``spec.json`` is missing, or an incompatible version wrote the file.
+        RunDirectoryError: ``spec.json`` is missing or not a JSON object, or an incompatible version wrote it.
     """
     launch = find_launch(run)
     if launch is None:

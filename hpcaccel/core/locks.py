@@ -1,4 +1,4 @@
-"""File locks (flock). A lock is released when all processes that have the open file have closed it or exited."""
+"""File locks (flock). A lock is released when all processes that share the open file have closed it or exited."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ program that imports hpcaccel configures these loggers like those of any library
 - to standard output, which Slurm appends to ``slurm.log``: ``hpcaccel: 2026-11-20T15:30:12 message``;
 - to the log of the current attempt or sweep worker, if one is set: ``2026-11-20T15:30:12 message``.
 
-Values of ``environment.secrets`` are masked in both. A full disk loses messages, never the run.
+Values of ``environment.secrets`` are masked in both. If the disk is full, messages are lost, but the run continues.
 """
 
 from __future__ import annotations

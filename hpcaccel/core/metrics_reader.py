@@ -24,7 +24,7 @@ OUR_LIMIT = 16 << 20
 THEIR_LIMIT = 64 << 10
 """Maximum length in bytes of a line of ``$HPCACCEL_METRICS``. Longer lines are skipped."""
 MOST_NAMES = 1000
-"""Maximum number of metric names kept for non-numeric values."""
+"""Maximum number of metrics for which an example of a non-numeric value is kept."""
 
 
 class Line(NamedTuple):

@@ -59,7 +59,7 @@ class Timing:
     version: int = 1
     process_started: float | None = None
     imported: float | None = None
-    """When ``Accelerator()`` was called."""
+    """When ``Accelerator()`` or ``stop_gate()`` was called."""
     formed: float | None = None
     """When the process group was initialised."""
     prepared: float | None = None
@@ -106,7 +106,7 @@ class Beat:
     first_step: int = 0
     """The step at which the current training loop began. The next step takes longer than later ones."""
     batches: int = 0
-    """Number of batches that prepared loaders returned."""
+    """Number of batches that prepared loaders returned. For programs with a stop gate: of other signs of progress."""
     calls: int = 0
     """Number of collectives called through hpcaccel."""
     step_seconds: float | None = None
@@ -120,6 +120,6 @@ class Beat:
     stack: int = 0
     """Hash of the main thread's stack: if it does not change, the thread may be stuck."""
     thread: str = ""
-    """Name of the main thread in a stack dump."""
+    """Identifier of the main thread in a stack dump."""
     left: str | None = None
     """``file:line`` where the rank last left a loop early, by ``break``, ``return`` or an exception."""

@@ -148,7 +148,7 @@ class Lease:
     host: str
     pid: int
     pid_start: int
-    """Start time of the process in clock ticks since boot (field 22 of /proc/<pid>/stat); a pid alone is reused."""
+    """Start time of the process in clock ticks since boot (field 22 of /proc/<pid>/stat); a pid alone may be reused."""
     time: float
 
 
@@ -179,7 +179,7 @@ class RunRecord:
     """Number of tasks, in the parent folder of an array; for a sweep, the number of its workers."""
     overrides: dict[str, Any] = field(default_factory=dict)
     branched_from: dict[str, Any] | None = None
-    """``checkpoint``, ``step`` and ``run_id`` that the first attempt starts from, if the submission named one."""
+    """``checkpoint``, ``step`` and ``run_id`` of the checkpoint that the first attempt starts from, if one is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,13 +249,13 @@ class WorkerTaken:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
-    """A line of ``worker.jsonl``: the worker leaves the allocation or returns it."""
+    """A line of ``worker.jsonl``: the worker ends its use of the allocation."""
 
     event: Literal["end"] = "end"
     version: int = 1
     time: float
     reason: Reason
     decision: Decision
-    """requeue: the worker continues later; pause: it continues after `sweep resume`; end: it has no more trials."""
+    """requeue: the worker continues later; pause: only after `hpcaccel sweep resume`; end: it does not continue."""
     detail: str = ""
     """One sentence for the user."""

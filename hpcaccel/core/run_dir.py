@@ -18,8 +18,8 @@ def new_run_id(now: float | None = None) -> str:
 
 
 def default_runs_dir(profile_runs_dir: str | os.PathLike[str] | None = None) -> Path:
-    """Absolute path of the folder for new run directories: ``HPCACCEL_RUNS_DIR``, ``profile_runs_dir``, or
-    ``./runs``."""
+    """Absolute path of the folder for new run directories: ``HPCACCEL_RUNS_DIR`` if it is set, else
+    ``profile_runs_dir``, else ``./runs``."""
     chosen = os.environ.get("HPCACCEL_RUNS_DIR") or profile_runs_dir or "runs"
     return _absolute(Path(os.path.expanduser(chosen)))
 
@@ -148,8 +148,8 @@ class RunDir:
 
     @property
     def node_program(self) -> Path:
-        """The batch step's program, a zip of ``core``, ``slurm`` and ``node``. Queued jobs run this copy, so that
-        upgrades do not affect them."""
+        """The batch step's program, a zip of ``node`` and the modules that it imports. Queued jobs run this copy, so
+        that upgrades do not affect them."""
         return self._submitted / "node.pyz"
 
     @property
@@ -195,7 +195,7 @@ class RunDir:
 
     def step_counter(self, attempt: int) -> Path:
         """Step and time of rank 0's last step, twice, in binary (``attempt_steps.STEP_COUNTER``). Overwritten in place;
-        if the two copies differ, a write is in progress."""
+        if the two copies differ, a write is in progress or was interrupted."""
         return self.attempt(attempt) / "step"
 
     def timing(self, attempt: int) -> Path:

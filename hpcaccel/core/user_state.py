@@ -1,4 +1,4 @@
-"""State of this user between commands: the state folder, and the index that finds runs from any directory."""
+"""State of this user between commands: the state folder, and the index by which commands find runs."""
 
 from __future__ import annotations
 

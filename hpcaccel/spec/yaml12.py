@@ -137,7 +137,7 @@ def _composed(text: str) -> Node | None:
         try:
             return _FastLoader(text).get_single_node()  # type: ignore[no-any-return]
         except yaml.YAMLError:
-            pass  # the other parser reports it
+            pass  # the other parser reports the error
     return _Loader(text).get_single_node()
 
 

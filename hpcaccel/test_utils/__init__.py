@@ -1,6 +1,7 @@
-"""Accelerate's import path of test helpers. Those for Accelerate's own tests raise an ImportError with replacements.
+"""Accelerate's import path for test helpers. Importing a helper that is made for Accelerate's own tests raises an
+ImportError with replacements.
 
-Its submodules (``testing``, ``training``) are created at import by ``compat.import_paths``; they have no files.
+The submodules (``testing``, ``training``) are created at import by ``compat.import_paths``; they have no files.
 """
 
 from hpcaccel.runtime.compat.import_paths import find_in_test_utils as __getattr__  # noqa: F401

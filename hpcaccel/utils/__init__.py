@@ -1,6 +1,7 @@
-"""The names of Accelerate's ``utils`` that hpcaccel supports. Its other names raise an error with the reason.
+"""The names of Accelerate's ``utils`` that hpcaccel supports. Importing any of the others raises an error with the
+reason.
 
-Its submodules (``hpcaccel.utils.operations`` and others) are created at import by ``compat.import_paths``; they have no
+The submodules (``hpcaccel.utils.operations`` and others) are created at import by ``compat.import_paths``; they have no
 files.
 """
 

@@ -60,11 +60,11 @@ class SiteFacts(Section):
     version: Natural = Field(default=FACTS_VERSION, description="Version of the file format.")
     name: Word = Field(description="Name of the cluster profile.")
     host: Word | None = Field(
-        default=None, description="Login node through which they were read; null: read on the machine itself."
+        default=None, description="Login node through which the facts were read; null: the probe ran on the cluster."
     )
     probed_at: Positive = Field(description="Time of the probe, in seconds since 1970 (UTC).")
     slurm_version: Text = Field(description="Version of Slurm, such as 23.11.4.")
-    user: Text = Field(default="", description="The user whose accounts and permissions these are.")
+    user: Text = Field(default="", description="The user whose accounts, groups and quotas are listed.")
     groups: list[Word] = text_list("The user's Unix groups, for AllowGroups of partitions.")
     config: SiteConfig = Field(default_factory=SiteConfig, description="Slurm configuration of the cluster.")
     partitions: list[Partition] = Field(default_factory=list, description="Partitions that the user may see.")
@@ -121,10 +121,11 @@ def facts_path(name: str) -> Path:
 
 
 def load_facts(name: str) -> SiteFacts | None:
-    """Load the facts of a profile's cluster; None if it has not been probed.
+    """Load the facts of a profile's cluster; None if the cluster has not been probed.
 
     Raises:
-        SpecError: the file cannot be read, is damaged, or was written by a newer hpcaccel.
+        SpecError: the profile name is not valid, or the file cannot be read, is damaged, or was written by a newer
+            hpcaccel.
     """
     path = facts_path(name)
     if not os.path.lexists(path):
@@ -172,7 +173,7 @@ def facts_text(facts: SiteFacts) -> str:
     where = f" through {facts.host}" if facts.host else ""
     head = (
         f"# Created on {made} by `hpcaccel cluster probe {facts.name}`{where}.\n"
-        "# Do not edit: the next probe replaces this file. A missing key means no limit, or unknown.\n"
+        "# Do not edit: the next probe replaces this file. Defaults (mostly: no limit, unknown, none) are omitted.\n"
     )
     values = {"version": facts.version, **facts.model_dump(mode="json", exclude_defaults=True)}
     return head + write_yaml(values, compact=True)

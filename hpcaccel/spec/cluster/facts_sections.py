@@ -1,6 +1,6 @@
 """Sections of a cluster's facts: settings, partitions, node types, accounts, QOS, containers, quotas.
 
-The names contain the units of times and sizes. ``None`` means "no limit" for a limit, and "unknown" for other facts.
+Field names contain the units of times and sizes. ``None`` means "no limit" for a limit, and "unknown" for other facts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SiteConfig(Section):
     )
     max_job_count: Natural | None = Field(default=None, description="MaxJobCount: maximum number of jobs of all users.")
     max_batch_requeue: Natural | None = Field(
-        default=None, description="MaxBatchRequeue: how often Slurm requeues a job that fails to start."
+        default=None, description="MaxBatchRequeue: number of automatic requeues after which Slurm holds a job."
     )
     kill_wait_seconds: Natural | None = Field(
         default=None, description="KillWait: seconds between SIGTERM and SIGKILL at a limit or a preemption."
@@ -122,7 +122,7 @@ class Partition(Section):
 class NodeType(Section):
     """A group of nodes with the same GPUs, CPUs, memory and features."""
 
-    name: Word = Field(description="A name built from their resources, such as 4xa100-64cpu-500G.")
+    name: Word = Field(description="A name built from the nodes' resources, such as 4xa100-64cpu-500G.")
     gpus: dict[Word, Natural] = Field(
         default_factory=dict, description="GPUs per node by type, {a100: 4}; gpu stands for GPUs without a type."
     )
@@ -151,9 +151,9 @@ class Account(Section):
     """An association of the user, from ``sacctmgr show associations``."""
 
     account: Word = Field(description="Value for --account.")
-    partition: Word | None = Field(default=None, description="The partition that it applies to; null: all.")
-    default: Flag = Field(default=False, description="Whether jobs without an account are charged to it.")
-    qos: list[Word] = text_list("QOS that may be used with it.")
+    partition: Word | None = Field(default=None, description="The only partition the association covers; null: all.")
+    default: Flag = Field(default=False, description="Whether jobs that name no account are charged to this one.")
+    qos: list[Word] = text_list("QOS that may be used with this account.")
     default_qos: Word | None = Field(default=None, description="The QOS of a job that requests none.")
     max_wall_minutes: Natural | None = Field(default=None, description="MaxWall: the longest time limit of a job.")
     max_jobs: Natural | None = Field(default=None, description="MaxJobs: maximum number of running jobs.")
@@ -169,7 +169,7 @@ class Account(Section):
 
 
 class Qos(Section):
-    """A QOS, from ``sacctmgr show qos``. A limit that is null means no limit."""
+    """A QOS, from ``sacctmgr show qos``. For limits, null means no limit."""
 
     name: Word = Field(description="Value for --qos.")
     priority: Natural | None = Field(default=None, description="Priority.")
@@ -190,14 +190,14 @@ class Qos(Section):
     flags: list[Word] = text_list("Flags, such as DenyOnLimit (a job beyond a limit is rejected) or NoReserve.")
     preempts: list[Word] = text_list("QOS whose jobs this QOS preempts if preempt_type is preempt/qos.")
     preempt_mode: Text | None = Field(
-        default=None, description="What happens to its jobs when preempted; cluster: the cluster's setting."
+        default=None, description="What happens to preempted jobs of this QOS; cluster: the cluster's setting applies."
     )
     grace_seconds: Natural = Field(default=0, description="GraceTime: seconds between SIGTERM and SIGKILL.")
     preempt_exempt_seconds: Natural | None = Field(default=None, description="PreemptExemptTime in seconds.")
 
 
 class Containers(Section):
-    """Container runtimes on the login node; compute nodes are assumed to have the same."""
+    """Container runtimes on the login node; compute nodes are assumed to have the same ones."""
 
     pyxis: Flag | None = Field(default=None, description="Whether srun supports --container-image; null: unknown.")
     enroot: Text | None = Field(default=None, description="Version of enroot; null: not found.")

@@ -70,8 +70,8 @@ def _key(key: Any, parents: str) -> str:
 
 
 def argument_value(value: Any, key: str) -> Argument:
-    """Validate one value of ``args``; ``key`` is its name in messages. Numbers stay numbers, except infinite ones,
-    NaN and those of ``_keep_spelling``, so that all are formatted in the same way later."""
+    """Validate one value of ``args``; ``key`` is its name in messages. Numbers stay numbers, which are formatted
+    later; infinities, NaN and numbers whose value would change when formatted (``_keep_spelling``) become text."""
     if isinstance(value, Mapping):
         return {name: item for own, item in value.items() for name, item in [_entry(own, item, f"{key}.")]}
     if isinstance(value, list | tuple):

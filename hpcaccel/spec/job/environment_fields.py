@@ -71,9 +71,13 @@ class EnvironmentSection(Section):
                 )
             if name in secrets[:index]:
                 found.append(Conflict(f"secrets.{index}", f"{name!r} is listed twice"))
-        found += [Conflict(f"env.{name}", "is set by hpcaccel itself") for name in names if _OWNED.fullmatch(name)]
         found += [
-            Conflict(f"secrets.{index}", f"{name!r} is set by hpcaccel itself")
+            Conflict(f"env.{name}", "is reserved for hpcaccel and Slurm: remove it")
+            for name in names
+            if _OWNED.fullmatch(name)
+        ]
+        found += [
+            Conflict(f"secrets.{index}", f"{name!r} is reserved for hpcaccel and Slurm: remove it")
             for index, name in enumerate(secrets)
             if _OWNED.fullmatch(name)
         ]
@@ -91,7 +95,7 @@ class CodeSection(Section):
 
     @model_serializer(mode="wrap")
     def _by_alias(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Serialize by alias: the key is ``copy`` in files, but that attribute would hide a method of pydantic."""
+        """Serialize by alias: the key is ``copy`` in files, but such an attribute would hide a pydantic method."""
         return {"copy" if key == "copy_" else key: value for key, value in serialize(self).items()}
 
 
@@ -155,7 +159,7 @@ Mount = Annotated[str, BeforeValidator(_mount), WithJsonSchema({"type": "string"
 
 
 class ContainerSection(_Section):
-    """A container image for the ranks. hpcaccel's supervisor runs outside; the parts that ranks need are mounted."""
+    """A container image for the ranks. The supervisor runs outside; hpcaccel's files for the ranks are mounted."""
 
     image: Annotated[Word, BeforeValidator(_image)] = Field(
         description="A .sif or .sqsh file, a folder that Apptainer accepts, or a name in a registry. An image from a "

@@ -73,7 +73,7 @@ class Section(BaseModel):
     """Keys that users expect in this section, each with a message that names the correct setting."""
 
     rivals: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Groups of mutually exclusive keys. In most sections, setting one in a file removes the others of the base."""
+    """Groups of mutually exclusive keys. In sections of ``layers._RIVALS``, a key removes its rivals in the base."""
 
     @classmethod
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
@@ -199,7 +199,7 @@ Variable = Annotated[
 """The name of an environment variable."""
 
 PathText = Annotated[str, BeforeValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})]
-"""A path. Loading makes most paths absolute, relative to the directory of the file (see ``loading.expand``)."""
+"""A path. Loading resolves most paths against the directory of the file (see ``loading.expand``)."""
 
 CommaList = Annotated[
     str,

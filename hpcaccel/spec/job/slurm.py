@@ -215,8 +215,8 @@ class Resources(Section):
 
 
 def requests_gpus(key: str, value: Any) -> bool:
-    """Whether a setting (``gpus_per_node``, ``gpus_per_task`` or ``gres``), validated or not, is a request for GPUs,
-    including one for 0 GPUs. Only one of the three may be.
+    """Whether the value of ``gpus_per_node``, ``gpus_per_task`` or ``gres``, validated or not, requests GPUs. A request
+    for 0 GPUs counts. At most one of the three keys may request GPUs.
     """
     if value is None:
         return False

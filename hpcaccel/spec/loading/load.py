@@ -61,7 +61,7 @@ def read_layers(path: Path, shown: str, problems: list[Problem], chain: tuple[Pa
 
 
 def _base(reference: str, place: SourceLocation, path: Path, problems: list[Problem], chain: tuple[Path, ...]) -> Layer:
-    with expanded_for(None):  # spec files are on this machine, also for a job on another one
+    with expanded_for(None):  # spec files are on this machine, even if the job will run on another one
         named, found = expand(Layer({"extends": reference}, {("extends",): place}), base_of(path))
     problems += found
     target = _beside(path, os.path.expanduser(named.values["extends"]))
@@ -116,7 +116,7 @@ def load_spec(
         function: the name of a Python function to run instead of the file's entrypoint; None: run the entrypoint.
 
     Raises:
-        SpecError: one line per problem.
+        SpecError: an unreadable or invalid file, or an invalid override. ``problems`` has one item per problem.
     """
     options = {"profile": profile, "check_files": check_files, "function": function}
     return next(load_variants(path, [overrides], **options))  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def load_variants(
     """Yield the spec of a file for each list of overrides; the file is read once.
 
     Raises:
-        SpecError: one line per problem.
+        SpecError: an unreadable or invalid file, or an invalid override; one line per problem.
     """
     source = Path(path)
     found: list[Problem] = []
@@ -166,7 +166,7 @@ def spec_from_values(
         base: the directory against which relative paths are resolved.
 
     Raises:
-        SpecError: one line per problem.
+        SpecError: a value or an override is not valid; one line per problem.
     """
     problems: list[Problem] = []
     layer, found = expand(Layer(dict(values)), Path(base).absolute())

@@ -201,7 +201,7 @@ def grid(axes: Sequence[str]) -> list[list[str]]:
     A comma inside brackets or quotes does not separate.
 
     Raises:
-        SpecError: an axis has no ``=``, an empty value, an unknown key, or one that another axis has.
+        SpecError: an axis has no ``=``, an empty value, an unknown key, or the key of another axis.
     """
     return [list(combination) for combination in itertools.product(*_choices(axes))]
 

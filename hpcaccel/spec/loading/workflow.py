@@ -1,9 +1,11 @@
-"""Several jobs in one file: ``jobs:`` maps names to the settings of each job; the keys next to it are shared.
+"""Several jobs in one file: ``jobs:`` maps names to the settings of each job; the keys beside ``jobs`` are shared.
 
-slurm: {partition: gpu}
-jobs:
-  prepare: {entrypoint: {script: prepare.py}}
-  train: {entrypoint: {script: train.py}, after: [prepare]}
+Example::
+
+    slurm: {partition: gpu}
+    jobs:
+      prepare: {entrypoint: {script: prepare.py}}
+      train: {entrypoint: {script: train.py}, after: [prepare]}
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def read_jobs(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) ->
         overrides: ``key.sub=value`` for all jobs, ``NAME.key.sub=value`` for one of them.
 
     Raises:
-        SpecError: one line per problem in any of the jobs, or jobs depend on each other in a cycle.
+        SpecError: a job is not valid, with one line per problem of all jobs, or jobs depend on each other in a cycle.
     """
     source = Path(path)
     if not source.is_file():
@@ -69,7 +71,7 @@ def over_profile(job: JobSpec, profile: ClusterProfile | None, *, overrides: Seq
     """Merge a job of a file over a cluster's defaults, and ``overrides`` over the job.
 
     Raises:
-        SpecError: one line per problem.
+        SpecError: the result, or an override, is not valid; one line per problem.
     """
     values = escape(job.model_dump(mode="json", exclude_unset=True))
     base = Path.cwd() if job.source is None else job.source.parent

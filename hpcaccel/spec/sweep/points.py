@@ -74,7 +74,7 @@ def values(parameter: Parameter) -> Sequence[Any] | None:
 
 
 def stored_choices(parameter: Parameter) -> list[bool | int | float | str | None]:
-    """The choices as the journal stores them: unchanged, or as JSON if some are not scalars or are equal (1, True)."""
+    """Choices as the journal stores them: unchanged, or as JSON if one is not a scalar or two are equal (1, True)."""
     assert parameter.choice is not None
     choices = parameter.choice
     scalar = all(choice is None or isinstance(choice, bool | int | float | str) for choice in choices)

@@ -221,5 +221,5 @@ class SweepSpec(Section):
 
     @property
     def source(self) -> Path | None:
-        """The file that this sweep was loaded from."""
+        """The file that this sweep was loaded from; None for one built from Python values."""
         return self.job.source

@@ -35,7 +35,7 @@ def load_sweep(
     Overrides can also set keys of the section: ``sweep.max_trials=10``, or ``max_trials=10``.
 
     Raises:
-        SpecError: one line per problem.
+        SpecError: an unreadable or invalid file, or an invalid override; one line per problem.
     """
     source = Path(path)
     problems: list[Problem] = []
@@ -59,7 +59,7 @@ def sweep_from_values(
     ``spec_from_values``.
 
     Raises:
-        SpecError: one line per problem.
+        SpecError: a value or an override is not valid; one line per problem.
     """
     problems: list[Problem] = []
     layer, found = expand(Layer(dict(values)), Path(base).absolute())
