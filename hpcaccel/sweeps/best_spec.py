@@ -76,7 +76,9 @@ def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = No
         return _winner(sweep, study, _alone(sweep, study, trial))
     finished = [point for point in ranking(study.trials, study.goal) if point.complete]
     if not finished:
-        raise UserError(f"sweep {sweep.run_id} has no complete trial yet, so there is no best one")
+        raise UserError(
+            f"sweep {sweep.run_id} has no complete trial yet, so there is no best one. Select any trial with --trial"
+        )
     if len(study.goal.metrics) == 1:
         return _winner(sweep, study, finished[0])
     if metric is None:

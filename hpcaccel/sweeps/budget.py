@@ -286,7 +286,7 @@ class Allowance:
 
         A trial that saves when stopped loses only its start-up time, so twice that time must be left. A trial that
         cannot be continued, or whose start-up time is unknown, needs its full run time. False until a trial has ended
-        under this tuner.
+        under this tuner, and if the end of the allocation is unknown.
         """
         if self._end_time is None or not self._any_ended:
             return False

@@ -49,7 +49,7 @@ CHANGEABLE = ("max_trials", "workers", "max_gpu_hours", "keep_checkpoints", "ret
 def resume(
     sweep: SweepDir, *, changes: Sequence[str] = (), file: Source | None = None, slurm: Slurm | None = None
 ) -> WorkerArrays:
-    """Submit new workers for a sweep that has none; its trials continue from their checkpoints.
+    """Submit new workers for a sweep without active workers; its trials continue from their checkpoints.
 
     If an earlier resume with the same spec was killed after submitting workers, those workers are returned.
 
@@ -60,7 +60,7 @@ def resume(
     Raises:
         RunBusy: a worker is running or queued.
         SpecError: the spec is not valid, or differs in keys that may not change.
-        UserError: all trials are finished, or the budget is used up.
+        UserError: all trials are finished, the budget is used up, or a secret is not set in this environment.
         RunDirectoryError: the sweep's directory cannot be written.
         ClusterError, SlurmCommandError: Slurm rejected the workers, or did not respond.
     """
@@ -86,6 +86,7 @@ def start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm 
 
     Raises:
         RunBusy: an earlier start that was interrupted has workers in the queue.
+        UserError: a secret is not set in this environment.
         RunDirectoryError: the sweep's directory cannot be written.
         ClusterError, SlurmCommandError: Slurm rejected the workers, or did not respond.
     """
@@ -140,6 +141,7 @@ def throttle(sweep: SweepDir, most: int, *, slurm: Slurm | None = None) -> None:
 
     Raises:
         UserError: the sweep runs on the local backend, has ended, or its workers are in more than ``most`` arrays.
+        SlurmCommandError: Slurm did not respond.
     """
     record = read_record(sweep)
     if record.backend == "local":

@@ -85,7 +85,7 @@ def read_definition(sweep: SweepDir) -> Definition:
     """Read ``sweep.json``.
 
     Raises:
-        RunDirectoryError: ``sweep`` is not a sweep directory, or an incompatible version wrote it.
+        RunDirectoryError: ``sweep`` is not a sweep directory, or an incompatible version wrote its ``launch`` section.
     """
     from hpcaccel.spec.sweep.sweep_fields import SweepSpec
 
@@ -196,14 +196,15 @@ def make_trial(
 ) -> RunDir:
     """Create ``trials/<number>`` atomically, or return the existing one unchanged.
 
-    It is a run directory without the code and the batch step's program, which are in the sweep's directory.
+    The trial's directory is a run directory without the code and the batch step's program, which are in the sweep's
+    directory.
 
     Args:
         job: the trial's spec.
         overrides: the trial's parameter values, by path, for display.
 
     Raises:
-        RunDirectoryError: the directory cannot be written.
+        RunDirectoryError: the directory cannot be written, or the sweep's record cannot be read.
     """
     trial = sweep.trial(number)
     place = RunDir(sweep.trials / f".{number}.{os.getpid()}.tmp")

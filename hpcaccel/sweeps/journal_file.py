@@ -1,7 +1,7 @@
 """A sweep's journal: JSON lines that many processes on many nodes append to under a lock.
 
-A line counts when all its bytes and its own newline are on the disk. Readers take no lock and write nothing. Lines
-appended with ``sync`` survive a power cut. Any writer may be killed at any moment.
+A line counts once it and its own newline are in the file, unless its segment was closed before (see below). Readers
+take no lock and write nothing. Lines appended with ``sync`` survive a power cut. Any writer may be killed at any time.
 
 The lock is a file created by link(2), which is exclusive even on shared file systems. It is a second name for the
 process's *claim*, a small file that names the process, so that a waiting process can read who holds the lock. Kernel
@@ -123,7 +123,7 @@ def owner_of(lock: Path) -> dict[str, Any] | None:
 
 
 def is_dead(owner: dict[str, Any] | None) -> bool:
-    """Whether the process is certainly gone. Only its own host can determine this, even after a reboot."""
+    """Whether a lock's owner is certainly gone. Only its own host can detect this, even after a reboot; else False."""
     if not owner:
         return False
     machine = _machine()
@@ -140,7 +140,7 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return f"{os.urandom(8).hex()}:"  # unique, so that no process is considered dead
+        return f"{os.urandom(8).hex()}:"  # without /proc: identifies only this process
 
 
 def _leave(claim: Path, pid: int, host: str) -> None:
@@ -163,8 +163,8 @@ def _tidy(folder: Path, host: str) -> None:
 
 
 TORN = b"~\n"
-"""Written after an incomplete line to end it. The line becomes invalid even if only its newline was missing, because
-its writer has died or has raised an error."""
+"""Appended to an incomplete line to end it. This makes the line invalid even if only its newline was missing: the
+line's writer has died, or has reported an error to its caller."""
 
 ADVICE = {
     errno.ENOSPC: "The disk is full: free some space",
@@ -194,8 +194,8 @@ class JournalFile:
         """Append objects in order, with no line of another process between them.
 
         Raises:
-            RunDirectoryError: the disk is full or not writable. Earlier lines are intact; of these lines, only those
-                that are completely on the disk count.
+            RunDirectoryError: the journal cannot be written, for example because the disk is full. Earlier lines are
+                intact; of the new lines, only those count that are completely in the file.
         """
         data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
         try:

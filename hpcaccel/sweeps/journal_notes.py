@@ -5,8 +5,8 @@ they run it with a further seed, or continue an ended trial.
 
 Workers own trials through claims, which are lines with an epoch. A worker writes a ``claim`` with the epoch after the
 newest one and reads which claim of that epoch came first: all workers read the same order, so exactly one owns the
-trial. A worker that was considered dead reads a higher epoch than its own and abandons the trial. (The run's lease, and
-the newer attempt, prevent the former owner's ranks from writing.)
+trial. A worker that was considered dead reads a higher epoch than its own and abandons the trial. (The trial's lease
+and its newer attempt prevent the former owner's ranks from writing.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ ERROR_CLASS, DETAIL = "error_class", "detail"
 """Why a trial failed or was pruned: an error class, such as those below or in docs/failures.md, and a message."""
 
 METRIC = "metric"
-"""Error class: the trial completed without having logged its metrics."""
+"""Error class: the trial completed without having logged all of the sweep's metrics."""
 
 DIVERGED = "diverged"
 """Error class: the last value of a metric is not finite."""
@@ -95,7 +95,7 @@ def is_drawn(user_attrs: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialClaim:
-    """A worker's claim on a trial. ``time`` is in seconds since the epoch."""
+    """A worker's claim on a trial. ``time`` is in seconds since 1970."""
 
     trial: int
     worker: int
@@ -116,7 +116,7 @@ class OwnershipNotes:
         self.halted = ""
         """Why the sweep has stopped itself; empty if it has not, or if it has been resumed since."""
         self.resumed = 0.0
-        """When the sweep was last resumed, in seconds since the epoch."""
+        """When the sweep was last resumed, in seconds since 1970; 0.0 if it never was."""
 
     def read(self) -> OwnershipNotes:
         """Read new lines of the journal."""

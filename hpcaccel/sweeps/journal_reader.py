@@ -56,7 +56,7 @@ class TrialRecord:
 
     @property
     def step(self) -> int | None:
-        """The last step that has a value in the journal."""
+        """The last step that has a value in the journal; None if no step has one."""
         return max(self.intermediate, default=None)
 
 
@@ -136,7 +136,7 @@ class StudyRecord:
         self._by_id.append(trial)
 
     def _fill(self, trial: TrialRecord, line: dict[str, Any]) -> None:
-        """Set the values with which the trial was created: it was enqueued, or run elsewhere."""
+        """Set the values of a trial that was created with values: it was enqueued, or added with its result."""
         distributions = line.get("distributions", {})
         for name, value in line.get("params", {}).items():
             trial.params[name] = self._decoder(distributions[name])(value)

@@ -10,9 +10,9 @@ count. The lock is therefore never broken, and a holder that resumes can determi
    the file was measured. Otherwise the length in the next segment decides whether the line counts; if it does not, the
    writer appends it to that segment.
 
-The decision depends only on file attributes and exclusive names, and NFS clients request both from the server. (A
-client may cache for half a minute that a name is missing; nothing relies on that.) Nothing is replaced or truncated, so
-a process that is suspended between two of these steps cannot destroy data.
+The decision depends only on file attributes and on names that are created exclusively, and NFS clients request both
+from the server. (A client may cache for half a minute that a name is missing; nothing relies on that.) Nothing is
+replaced or truncated, so a process that is suspended between two of these steps cannot destroy data.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Segments:
             if self._furthest > start:
                 raise HpcaccelError(
                     f"{self.path(self._newest)} was closed at byte {length}, but this process has read beyond that: "
-                    "its copy of the study is wrong. Restart the process; the journal itself is intact"
+                    "the process's copy of the study is wrong. Restart the process; the journal itself is intact"
                 )
             self._starts.append(start)
         self._looked = True
 
     def is_closed(self, number: int) -> bool:
-        """Whether lines appended to this segment from now on are ignored."""
+        """Whether this segment has been closed, so that lines appended from now on may not count."""
         found = self._attributes(number)
         return found is not None and not found.st_mode & WRITABLE
 
@@ -116,7 +116,8 @@ class Segments:
             os.close(fd)
         if found.st_mode & WRITABLE:
             raise HpcaccelError(
-                f"the file system of {path} does not store permissions, which a sweep needs: use another file system"
+                f"the file system of {path} does not store permissions, which a sweep needs: put the sweep's directory "
+                "on another file system"
             )
         self._make_next(number, found.st_size, why)
         self.lock(number).unlink(missing_ok=True)
@@ -163,7 +164,8 @@ class Segments:
             offset = self._starts[number]
 
     def _nothing_since(self, offset: int) -> bool:
-        """Cheap check by file size: Optuna polls often and mostly finds nothing new."""
+        """Whether nothing was appended after ``offset``, by the file's size: a cheap check, because Optuna polls often
+        and mostly finds nothing new."""
         if not self._looked:
             return False
         found = self._attributes(self._newest)

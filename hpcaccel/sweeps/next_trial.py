@@ -34,7 +34,8 @@ ASK_SECONDS, ASK_SECONDS_EACH = 15.0, 5.0
 """Interval between queries about all workers: the larger of a constant and a time per worker, so that many workers do
 not overload Slurm. A killed worker's last heartbeat remains recent for minutes, but Slurm reports its end at once."""
 UNCLAIMED_SECONDS = 60.0
-"""If a running trial has no claim for this long, its worker was killed between starting and claiming it."""
+"""If a trial that was taken from the study has no claim for this long, its worker is assumed to have been killed before
+it claimed the trial."""
 BUSY_SECONDS = 20.0
 """Time after which a trial that another process was still running is tried again."""
 MOST_SECONDS = 600.0

@@ -23,8 +23,9 @@ from hpcaccel.spec.sweep.sweep_fields import SweepSection
 __all__ = ["Curve", "Rule", "rule_of"]
 
 DECIDING_RUNGS = 2
-"""Number of rungs used if the spec does not set the first one: at factor 4 they are at 1/16 and 1/4 of a trial's
-steps or later. Earlier, during warm-up or with a large learning rate, the metric hardly predicts the final value."""
+"""Number of rungs that ASHA uses if the spec does not set the first one: at factor 4 they are at 1/16 and 1/4 of a
+trial's steps or later. Earlier, during warm-up or with a large learning rate, the metric hardly predicts the final
+value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +144,8 @@ class _Asha(Rule):
 
 
 class _Hyperband(_Asha):
-    """ASHA in brackets; each next one starts a rung later and gets fewer trials: Li et al., "Hyperband", JMLR 2018."""
+    """ASHA in brackets, each of which starts one rung after the bracket before it and gets fewer trials: Li et al.,
+    "Hyperband", JMLR 2018."""
 
     def __init__(self, settings: Hyperband, mode: str) -> None:
         first = settings.min_steps or _below(settings.max_steps, settings.reduction_factor, 3)
@@ -159,7 +161,7 @@ class _Hyperband(_Asha):
         return math.ceil(len(self.starts) * int(self.factor**left) / (left + 1))
 
     def bracket(self, number: int) -> int:
-        """The bracket of a trial; any range of trial numbers is shared among brackets in proportion."""
+        """The bracket of a trial. In any range of trial numbers each bracket has nearly its share."""
         return self.order[number % len(self.order)]
 
     def rungs(self, number: int) -> Iterator[int]:

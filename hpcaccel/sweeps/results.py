@@ -91,7 +91,8 @@ def ranking(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
     """All points that have a value, best first.
 
     Points with all seeds complete come first, then those with some, then pruned ones, of which those that ran longest
-    come first. With several metrics the Pareto front comes first; the first metric orders the other points.
+    come first. With several metrics the points on the Pareto front come before all others, and points are compared by
+    the first metric.
     """
     points = [_point(group, goal) for group in _by_point(trials, goal)]
     points.sort(key=lambda point: _order(point, goal))

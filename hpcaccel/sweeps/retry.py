@@ -1,4 +1,4 @@
-"""Continues ended trials: failed ones, those stopped by the budget, and the best ones with new settings.
+"""Continues ended trials: failed ones, those stopped by the budget, and the best ones, also with new settings.
 
 An ended trial is final in Optuna. Its continuation is a new trial with the same point and seed, enqueued in the journal
 for the next worker; it starts from the newest checkpoint of the ended trial, if there is one.
@@ -52,6 +52,7 @@ def retry_failed(sweep: SweepDir) -> list[ContinuedTrial]:
 
     Raises:
         UserError: no trial has failed, or all failed trials have already been queued again.
+        RunDirectoryError: a trial's checkpoint cannot be pinned, or the journal cannot be written.
     """
     study = Study(sweep).read()
     failed = [trial for trial in study.trials if trial.state == "failed"]
@@ -73,6 +74,7 @@ def extend(sweep: SweepDir, top: int, *, settings: Sequence[str] = ()) -> list[C
     Raises:
         UserError: there are no trials to continue.
         SpecError: a setting is not valid, or is a parameter of the sweep.
+        RunDirectoryError: a trial's checkpoint cannot be pinned, or the journal cannot be written.
     """
     spec = read_definition(sweep).spec
     for text in settings:
@@ -80,11 +82,12 @@ def extend(sweep: SweepDir, top: int, *, settings: Sequence[str] = ()) -> list[C
     study = Study(sweep).read()
     points = ranking(study.trials, study.goal)
     if not points:
-        raise UserError(f"no trial of sweep {sweep.run_id} has a value yet")
+        raise UserError(f"no trial of sweep {sweep.run_id} has a value yet: there is none to extend")
     groups = _with_something_left(points, settings)
     if not groups:
         raise UserError(
-            "no trial was pruned. To train the complete trials longer, add a setting such as args.epochs=20"
+            f"no trial of sweep {sweep.run_id} was pruned. To train the complete trials longer, add a setting such as "
+            "args.epochs=20"
         )
     if not settings:
         groups = [left for group in groups if (left := _without_successors(group, study.trials))]
@@ -139,7 +142,7 @@ def _refuse_parameter(spec: SweepSpec, text: str) -> None:
     path = setting_path(text.partition("=")[0], layer)
     for name in spec.sweep.parameters:
         if setting_path(name, layer) == path:
-            raise SpecError(f"{text}: {name} is a parameter of the sweep, and each trial has its own value")
+            raise SpecError(f"{text}: {name} is a parameter of the sweep, and each trial keeps its own value")
 
 
 def _with_something_left(points: Sequence[Point], settings: Sequence[str]) -> list[list[TrialRecord]]:

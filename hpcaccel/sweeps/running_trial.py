@@ -85,7 +85,7 @@ class SpentCompute:
     seconds: float
     """Time with ranks alive, summed over attempts."""
     failures: int
-    """Number of attempts that ended the trial as failed since a command last continued it."""
+    """Number of attempts with which the trial ended as failed, without those before its record's ``ledger_offset``."""
 
 
 class RunningTrial:

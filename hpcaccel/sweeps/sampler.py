@@ -172,7 +172,7 @@ class TrialSampler(BaseSampler):
         return int.from_bytes(digest[:4], "big")
 
     def _in_turn(self) -> Iterator[Point]:
-        """All points: first one that matches each entry of ``first``, then the rest, in order or shuffled."""
+        """All points: for each entry of ``first`` a point that matches it, then the rest, in order or shuffled."""
         early: list[Point] = []
         for wanted in filter(None, self.first):
             found = next((point for point in self._all() if _agrees(point, wanted) and point not in early), None)

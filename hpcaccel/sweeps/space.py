@@ -61,7 +61,7 @@ class Space:
         return all(name in point or not applies(parameter, point) for name, parameter in self.parameters.items())
 
     def near(self, name: str, value: Any) -> Any:
-        """A parameter's value without rounding errors: one of its values or, for a continuous range, a float."""
+        """``value`` without rounding errors: the parameter's own equal value or, in a continuous range, a float."""
         parameter = self.parameters[name]
         every = values(parameter)
         if every is None:
@@ -123,7 +123,7 @@ def _at(parameter: Parameter, coordinate: float) -> Any:
     if every is not None and not parameter.log:
         return every[int(coordinate * len(every))]
     low, high = parameter.range()
-    if parameter.kind == "int":  # each integer covers the interval nearest to it
+    if parameter.kind == "int":  # each integer covers the numbers that round to it
         return min(max(round(_between(low - 0.5, high + 0.5, coordinate, log=True)), low), high)
     return min(max(_between(low, high, coordinate, log=parameter.log), low), high)
 

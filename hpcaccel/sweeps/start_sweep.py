@@ -209,7 +209,7 @@ class DryRun:
     path: str
     method: str
     trials: int | None
-    """Largest possible number of trials; None if only ``max_gpu_hours`` limits it."""
+    """Largest possible number of trials; None if neither the space nor ``max_trials`` limits it."""
     space: int | None
     """Number of points; None if infinite."""
     first_points: list[dict[str, Any]]
@@ -219,7 +219,7 @@ class DryRun:
     """Size of each job array. There are several only if the workers exceed the cluster's limit for one array."""
     gpus_per_worker: int
     ranks_per_worker: int
-    """If no GPUs are requested, each rank counts as one GPU."""
+    """Number of ranks; if no GPUs are requested, each rank counts as one GPU."""
     gpu_hours_per_stay: float | None
     """Cost of all workers from their start to their time limit; None without a limit."""
     max_gpu_hours: float | None

@@ -66,7 +66,7 @@ class SweepStudy:
     """
 
     def __init__(self, spec: SweepSpec, storage: BaseStorage) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)  # it warns about its fallbacks at each trial
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # Optuna warns about its fallbacks at each trial
         self.spec = spec
         self.rule = rule_of(spec.sweep)
         self.drawing = TrialSampler(spec)
@@ -187,7 +187,7 @@ class SweepStudy:
     def _is_double(self, trial: Trial, point: Point) -> bool:
         """Whether, in a small space, another trial has the same point because two workers drew at the same time.
 
-        The worker that stores its point later reads the other worker's point. If both read it, both draw again.
+        The worker that stores its point later reads the other's point. If each reads the other's, both draw again.
         """
         if not (self.drawing.listed and is_drawn(trial.user_attrs)):
             return False

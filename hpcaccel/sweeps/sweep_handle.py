@@ -57,7 +57,7 @@ def sweep(
         name: replaces the spec's name.
 
     Raises:
-        SpecError: the spec is not valid.
+        SpecError: the spec is not valid, or a secret is not set in this environment.
         UserError: a package that the search method needs is not installed.
         ClusterError: there is no Slurm on this machine, or it rejected the workers.
         RunDirectoryError: the directory cannot be written.
@@ -129,11 +129,12 @@ class Sweep:
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """All trials so far, by number."""
+        """All trials so far, ordered by number."""
         return self._study.read().trials
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each trial: state, metrics, parameters, steps, seconds, GPU-seconds, worker, attempts."""
+        """A row for each trial: state, metrics, parameters, step, seconds, GPU-seconds, worker, attempts. The keys are
+        those of :func:`hpcaccel.sweeps.results.rows`."""
         is_over = self.worker_status().ended  # read before the study, so that no ended worker has a running trial
         study = self._study.read()
         return rows(study.trials, study.goal, workers=study.workers(), is_over=is_over)
@@ -182,21 +183,42 @@ class Sweep:
     # -- control --------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let the running trials save and stop; :meth:`resume` continues them."""
+        """Let the running trials save and stop; :meth:`resume` continues them.
+
+        Raises:
+            UserError: the sweep has ended.
+            RunDirectoryError: the request cannot be written.
+            SlurmCommandError: Slurm did not respond. The request is saved, and running workers still read it.
+        """
         self._run.stop("pause")
 
     def cancel(self) -> None:
-        """End the workers now."""
+        """End the workers now; :meth:`resume` continues the trials from their checkpoints.
+
+        Raises:
+            UserError: the sweep has ended.
+            RunDirectoryError: the request cannot be written.
+            SlurmCommandError: Slurm did not respond. The request is saved, and running workers still read it.
+        """
         self._run.cancel()
 
     def resume(self, *, changes: Sequence[str] = (), file: Source | None = None) -> WorkerArrays:
-        """Continue with new workers; see :func:`hpcaccel.sweeps.control_commands.resume`."""
+        """Continue with new workers. Arguments and errors are those of
+        :func:`hpcaccel.sweeps.control_commands.resume`."""
         from hpcaccel.sweeps import control_commands
 
         return control_commands.resume(self.dir, changes=changes, file=file, slurm=self._slurm)
 
     def retry_failed(self) -> tuple[list[ContinuedTrial], WorkerArrays | None]:
-        """Queue the failed trials again; new workers start if none is active."""
+        """Queue the failed trials again; new workers start if none is active.
+
+        Returns:
+            The queued trials, and the new workers' jobs; None if workers are active.
+
+        Raises:
+            UserError: no trial has failed, all failed trials are queued again already, or the budget is used up.
+            RunDirectoryError, RunBusy, ClusterError, SlurmCommandError: as for :meth:`resume`.
+        """
         from hpcaccel.sweeps import control_commands, retry
 
         control_commands.refuse_spent(self.dir, self.spec)
@@ -204,7 +226,16 @@ class Sweep:
 
     def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[ContinuedTrial], WorkerArrays | None]:
         """Queue the trials of the best ``top`` points to continue, with ``settings`` such as ``args.epochs=20``; new
-        workers start if none is active."""
+        workers start if none is active. Without settings, only pruned trials can continue.
+
+        Returns:
+            The queued trials, and the new workers' jobs; None if workers are active.
+
+        Raises:
+            UserError: there are no trials to continue, or the budget is used up.
+            SpecError: a setting is not valid, or is a parameter of the sweep.
+            RunDirectoryError, RunBusy, ClusterError, SlurmCommandError: as for :meth:`resume`.
+        """
         from hpcaccel.sweeps import control_commands, retry
 
         control_commands.refuse_spent(self.dir, self.spec)
@@ -220,7 +251,8 @@ class Sweep:
         return queued, control_commands.start_workers(self.dir, spec, count=count, slurm=self._slurm)
 
     def throttle(self, most: int) -> None:
-        """Let at most ``most`` workers run at a time."""
+        """Let at most ``most`` workers run at a time. Arguments and errors are those of
+        :func:`hpcaccel.sweeps.control_commands.throttle`."""
         from hpcaccel.sweeps import control_commands
 
         control_commands.throttle(self.dir, most, slurm=self._slurm)
@@ -230,7 +262,7 @@ def find_sweep(token: str, *, slurm: Slurm | None = None) -> Sweep:
     """The sweep that ``token`` refers to: an id or a unique id prefix, a name (its latest sweep), a job id or a path.
 
     Raises:
-        RunNotFound: there is no such run or sweep.
+        RunNotFound: no run or sweep matches, or several do.
         UserError: ``token`` refers to a run, not a sweep.
     """
     found = find_run(token, slurm=slurm, only_sweeps=True)

@@ -56,7 +56,7 @@ class Study:
         return self.launch.ranks
 
     def workers(self) -> dict[int, int]:
-        """The worker of each trial that has begun."""
+        """The worker that owns each claimed trial, by the trial's number."""
         return {number: claim.worker for number, claim in self.notes.claims.items()}
 
 

@@ -37,7 +37,7 @@ FIRST_FAILED = 5
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
     """What to do with a trial whose ranks have exited: record it, run it again in this worker, or leave it unfinished
-    for a worker that starts later (``left``)."""
+    for now (``left``), to be continued by this worker or another."""
 
     state: Literal["complete", "pruned", "failed", "again", "left"]
     values: tuple[float, ...] = ()
@@ -97,7 +97,7 @@ def decide_trial(
         over_budget: whether the trial was stopped because the sweep's budget was used up.
         failures: number of the trial's failures, including this one.
         interruptions: number of the trial's interruptions since the tuner started, including this one.
-        stopping: whether the worker is releasing its allocation.
+        stopping: whether the worker starts no more trials.
     """
     if ended.reason == "pruned":
         return TrialOutcome(
@@ -108,7 +108,7 @@ def decide_trial(
     if stopping or ended.error_class in ("busy", "disk") or ended.decision == "pause":
         return TrialOutcome(state="left", why=ended.detail)
     if ended.decision != "end":
-        # If the stop applies to more than this trial, the worker's next message is StopTrials.
+        # If the cause affects more than this trial, the worker's next message is StopTrials, and no trial starts again.
         return _interrupted(ended, interruptions)
     if ended.reason == "cancelled":
         return TrialOutcome(state="failed", why="cancelled by request", error_class="cancelled")
@@ -131,7 +131,7 @@ def _completed(values: Sequence[float] | None, never_logged: str) -> TrialOutcom
     if values is None:
         return TrialOutcome(state="failed", why=never_logged, error_class=METRIC)
     if not all(map(math.isfinite, values)):
-        # As in Optuna, a trial that returns NaN has failed. Another run would give the same result.
+        # As in Optuna, a trial that returns NaN has failed. It is not retried: the result would probably be the same.
         shown = ", ".join(f"{value:g}" for value in values)
         return TrialOutcome(state="failed", why=f"the last value is not finite: {shown}", error_class=DIVERGED)
     return TrialOutcome(state="complete", values=tuple(values))
@@ -194,7 +194,7 @@ def hopeless(trials: Sequence[TrialRecord], *, since: float = 0.0) -> str:
     (found,) = classes
     if found is None or len(ended) < (FIRST_WITHOUT_METRIC if found == METRIC else FIRST_FAILED):
         return ""
-    remedy = ". Log it, or start a sweep with another sweep.metric" if found == METRIC else ""
+    remedy = ". Log the metric, or start a sweep with another sweep.metric" if found == METRIC else ""
     return f"the first {len(ended)} trials all failed ({found}): {ended[0].user_attrs.get(DETAIL, '')}{remedy}"
 
 

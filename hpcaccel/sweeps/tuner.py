@@ -1,7 +1,7 @@
 """The tuner of a sweep's worker: chooses trials, prunes them, and records their results in the study.
 
-``python -m hpcaccel.sweeps.tuner SWEEP_DIR INDEX`` is a child of the worker process
-(``hpcaccel.node.sweep.sweep_worker``). The two exchange JSON lines over the tuner's standard input and output; standard
+A child of the worker process (``hpcaccel.node.sweep.sweep_worker``) runs ``main`` with the sweep's directory and the
+worker's number as arguments. The two exchange JSON lines over the tuner's standard input and output; standard
 error goes to the worker's log. The tuner may be killed at any moment: its state is in the journal and in the trials'
 directories, and the next tuner continues from there.
 """
@@ -93,7 +93,7 @@ class Tuner:
         """Running trials, by number."""
         self.stopping = False
         self._disk_error = ""
-        """Message about the file system if a trial ended because of it. No trial starts after that."""
+        """Message if a full or read-only file system has ended a trial; else empty. If it is set, no trial starts."""
         self._fill_again_at = 0.0
         self._counts = EndCounts(self.section.retries)
         self.cleanup.catch_up(index, self.notes.read())

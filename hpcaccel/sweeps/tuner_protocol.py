@@ -48,7 +48,7 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class StopTrials:
-    """No further trial may start; the worker stops the running ones."""
+    """No further trial may start. The worker stops the running trials, except after a request to let them finish."""
 
     reason: str
     then: str = ""

@@ -271,7 +271,7 @@ def test_extend_continues_the_best_trials_with_new_settings(place: Place) -> Non
     for value in (4.0, 1.0, 3.0, 2.0):
         trials.complete(value)
     checkpoint(sweep, 1, step=8)
-    with pytest.raises(UserError, match="no trial was pruned"):
+    with pytest.raises(UserError, match=r"no trial of sweep \S+ was pruned"):
         sweep.extend(2)
     with pytest.raises(SpecError, match=r"args\.lr is a parameter of the sweep"):
         sweep.extend(2, settings=["entrypoint.args.lr=1"])

@@ -82,7 +82,7 @@ _COMMANDS = dict.fromkeys(("config", "env", "estimate", "launch", "merge", "test
 
 
 def find_in_utils(name: str) -> Any:
-    """``__getattr__`` of ``hpcaccel.utils``: a submodule without a file.
+    """``__getattr__`` of ``hpcaccel.utils``: returns a submodule that has no file.
 
     Raises:
         ImportError: an Accelerate name that hpcaccel does not have.
@@ -92,7 +92,7 @@ def find_in_utils(name: str) -> Any:
 
 
 def find_in_commands(name: str) -> Any:
-    """``__getattr__`` of ``hpcaccel.commands``: a submodule without a file.
+    """``__getattr__`` of ``hpcaccel.commands``: returns a submodule that has no file.
 
     Raises:
         ImportError: any other name; the message contains the replacements.
@@ -102,7 +102,7 @@ def find_in_commands(name: str) -> Any:
 
 
 def find_in_test_utils(name: str) -> Any:
-    """``__getattr__`` of ``hpcaccel.test_utils``: a submodule without a file.
+    """``__getattr__`` of ``hpcaccel.test_utils``: returns a submodule that has no file.
 
     Raises:
         ImportError: any other name; the message contains the replacements.
@@ -112,8 +112,8 @@ def find_in_test_utils(name: str) -> Any:
 
 
 def find_anywhere(name: str) -> Any:
-    """``__getattr__`` of ``hpcaccel.accelerator``: any name of ``hpcaccel.utils`` or ``hpcaccel``. Scripts import names
-    from Accelerate's module ``accelerator`` that exist there only because the module itself imports them.
+    """``__getattr__`` of ``hpcaccel.accelerator``: returns the value of any name of ``hpcaccel.utils`` or ``hpcaccel``.
+    Scripts import names from Accelerate's module ``accelerator`` that exist there only because the module imports them.
 
     Raises:
         ImportError: an Accelerate name that hpcaccel does not have.

@@ -49,7 +49,8 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Whether memory ran out, on a GPU or on the host, or cuDNN does not support this size."""
+    """Whether the exception means that memory ran out, on a GPU or on the host, or that cuDNN does not support this
+    size."""
     if isinstance(exception, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(exception, RuntimeError) and any(text in str(exception) for text in _OUT_OF_MEMORY)
@@ -66,12 +67,12 @@ def find_executable_batch_size(
     After each call the ranks exchange its outcome, so that all ranks return with the same size, or no rank returns. A
     rank that runs out of memory interrupts ranks that wait for it in hpcaccel's collectives of CPU tensors and objects.
     It cannot interrupt ranks that wait in a torch collective, such as a gradient all-reduce. If the script has prepared
-    models, the rank without memory then raises an error after the control timeout; use a smaller
-    ``starting_batch_size``.
+    models, the rank without memory then raises RuntimeMisuse after ``runtime.control_timeout_seconds`` (a minute by
+    default); use a smaller ``starting_batch_size``.
 
     Args:
         starting_batch_size: size of the first call.
-        reduce_batch_size_fn: returns the next size; default: nine tenths of the previous one.
+        reduce_batch_size_fn: returns the next size; default: nine tenths of the previous one, rounded down.
 
     Raises:
         TypeError: the caller has passed a batch size.

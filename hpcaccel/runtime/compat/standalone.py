@@ -74,11 +74,12 @@ def prepare_data_loader(
     resume in the middle of an epoch, use ``Accelerator.prepare``.
 
     Args:
-        num_processes, process_index: default: the number of ranks, and the rank of this process.
+        num_processes, process_index: default: the number of data-parallel ranks, and this process's rank among them.
         torch_device_mesh: ignored; the Accelerator has the mesh.
 
     Raises:
-        RuntimeMisuse: with ``dispatch_batches``, number or index is not this process's; or the data is already sharded.
+        RuntimeMisuse: the data is already sharded; or, with ``dispatch_batches``, ``num_processes`` or
+            ``process_index`` differs from the default.
     """
     session = TrainingSession.existing()
     group = World.current().group if session is None else session.group
@@ -130,11 +131,16 @@ def get_sampler(dataloader: DataLoader[Any]) -> Any:
 def save(
     obj: Any, f: str | os.PathLike[str] | Any, save_on_each_node: bool = False, safe_serialization: bool = False
 ) -> None:
-    """Write ``obj`` on the main process, or with ``save_on_each_node`` on the first process of each node. If ``obj``
-    contains a model's shards, all ranks must call.
+    """Write ``obj`` to ``f`` on the main process, or with ``save_on_each_node`` on the first process of each node. If
+    ``obj`` contains a model's shards, all ranks must call this function.
+
+    Args:
+        f: a path or a file object.
+        safe_serialization: write a safetensors file; ``obj`` must then be a dict of tensors by name, and ``f`` a path.
 
     Raises:
-        RuntimeMisuse: ``obj`` contains shards, and some ranks did not call; or it does not fit the format.
+        RuntimeMisuse: ``obj`` contains shards, and some ranks did not call; ``obj`` is a sharded module; or
+            safetensors cannot store ``obj``.
     """
     session = TrainingSession.existing()
     settings = Settings() if session is None else session.settings
@@ -143,7 +149,8 @@ def save(
 
 
 def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: Any) -> Any:
-    """``torch.load`` of tensors and plain containers; with ``weights_only=False`` of any object in a trusted file."""
+    """``torch.load`` with ``weights_only=True``, which reads tensors and plain containers. Pass ``weights_only=False``
+    to read any objects, from trusted files only."""
     kwargs.setdefault("weights_only", True)
     return torch.load(f, map_location=map_location, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Names that scripts import from ``accelerate.test_utils``: a small regression problem and two checks."""
+"""Names that scripts import from ``accelerate.test_utils``: a small regression problem, two checks, and the device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 __all__ = ["RegressionDataset", "RegressionModel", "are_the_same_tensors", "assert_exception", "torch_device"]
 
 torch_device = "cuda" if torch.cuda.is_available() else "cpu"
-"""This machine's kind of device."""
+"""``cuda`` if torch can use a GPU of this machine, else ``cpu``."""
 
 
 class RegressionDataset:
@@ -36,7 +36,7 @@ class RegressionDataset:
 
 
 class RegressionModel(nn.Module):
-    """``a x + b``."""
+    """The model ``a x + b`` with parameters ``a`` and ``b``. ``double_output`` is ignored."""
 
     def __init__(self, a: float = 0, b: float = 0, double_output: bool = False) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class RegressionModel(nn.Module):
 
 
 def are_the_same_tensors(tensor: torch.Tensor) -> bool:
-    """Whether all ranks passed the same values. All ranks must call."""
+    """Whether all ranks passed the same values. All ranks must call this function."""
     from hpcaccel.runtime.distributed.collectives.functions import gather
 
     rows = gather(tensor.detach().clone()[None])

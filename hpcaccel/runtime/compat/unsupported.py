@@ -73,7 +73,7 @@ _REASONS = {
     "Values of FullyShardedDataParallelPlugin and of the FSDP_* variables are checked where they are read": """
         FSDP_AUTO_WRAP_POLICY FSDP_BACKWARD_PREFETCH FSDP_SHARDING_STRATEGY FSDP_STATE_DICT_TYPE
         FSDP2_STATE_DICT_TYPE""",
-    "It is for checks of the torch version, and hpcaccel requires a version that passes them": """
+    "It is for Accelerate's own checks of versions and distributed types, which hpcaccel does not need": """
         BETA_CP_AVAILABLE_PYTORCH_VERSION BETA_SP_AVAILABLE_DEEPSPEED_VERSION BETA_TP_AVAILABLE_PYTORCH_VERSION
         BETA_TP_AVAILABLE_TRANSFORMERS_VERSION DTENSOR_PYTORCH_VERSION
         ELASTIC_LOG_LINE_PREFIX_TEMPLATE_PYTORCH_VERSION FSDP2_PYTORCH_VERSION FSDP_PYTORCH_VERSION
@@ -109,8 +109,8 @@ def refuse(name: str) -> NoReturn:
     """Raise the error for a missing name; called by ``__getattr__`` of a module.
 
     Raises:
-        ImportError: the name exists in Accelerate; the message has the reason. Only with an ImportError does
-            ``from module import name`` show the message.
+        ImportError: Accelerate has the name; the message gives the reason, which ``from module import name`` would not
+            show for an AttributeError.
         AttributeError: any other name.
     """
     reason = why(name)

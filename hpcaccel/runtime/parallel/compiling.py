@@ -1,4 +1,4 @@
-"""``torch.compile`` for prepared models: a whole model after it is wrapped, or its repeated blocks before."""
+"""``torch.compile`` for prepared models: of a whole model after wrapping, or of its repeated blocks before wrapping."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class PreparedDDP(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        # DDP broadcasts buffers before a forward only if the previous one was a training forward. An evaluation on a
-        # single rank must not change that flag, or the other ranks would wait in the broadcast.
+        # DDP broadcasts buffers before a forward only if require_forward_param_sync is set: if the previous one was a
+        # training forward. An evaluation on a single rank must not change the flag, or the next broadcast would hang.
         flag = self.require_forward_param_sync
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -34,7 +34,7 @@ class PreparedDDP(DistributedDataParallel):
             self.require_forward_param_sync = flag
 
     def will_sync_module_buffers(self) -> bool:
-        """Whether to broadcast rank 0's buffers: only before a training step."""
+        """Whether to broadcast rank 0's buffers: only before the forward pass of a training step."""
         wanted: bool = super().will_sync_module_buffers()  # type: ignore[no-untyped-call]
         return wanted and self.training and torch.is_grad_enabled()
 

@@ -1,6 +1,6 @@
-"""Memory for models that were built on the meta device, where tensors have shapes but no values.
+"""Models on the meta device, where tensors have shapes but no values: building them, and giving them memory.
 
-Training must not start from uninitialised memory. So the memory is filled with NaN, and the first forward pass raises
+Training must not start from uninitialised memory. So new memory is filled with NaN, and the first forward pass raises
 an error if a parameter is still all NaN. The check does not depend on how values are loaded.
 """
 
@@ -24,7 +24,8 @@ _GUARD = "_hpcaccel_guard"
 
 @contextmanager
 def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
-    """Build models with parameters on the meta device: shapes without values or memory.
+    """Context manager: models built in the block have parameters on the meta device, with shapes but without values or
+    memory.
 
     Args:
         include_buffers: create buffers on the meta device too. By default they have values, because non-persistent
@@ -36,7 +37,7 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
 
 @contextmanager
 def init_on_device(device: torch.device | str | int, include_buffers: bool | None = None) -> Iterator[None]:
-    """Build models with their parameters on ``device``.
+    """Context manager: models built in the block have their parameters on ``device``.
 
     Args:
         include_buffers: also create buffers on ``device``.
@@ -90,13 +91,13 @@ def give_memory(
     parameters remain tied, and sharded parameters remain the same objects.
 
     Floating-point parameters are NaN until they are loaded. Non-persistent buffers are computed by their module's
-    ``reset_parameters``.
+    ``reset_parameters``, which may also set parameters of this module.
 
     Args:
         buffers_on: device of the buffers; None: ``device``.
         but: ids of tensors that stay on the meta device.
         expect: whether values are loaded later: then buffers are computed now, and the first forward pass checks for
-            values. If false, the caller sets all values at once.
+            values. If False, the caller sets all values immediately.
 
     Raises:
         RuntimeMisuse: ``expect`` is set, and the module of a non-persistent buffer has no ``reset_parameters``.
@@ -158,13 +159,13 @@ def _compute_buffers(module: nn.Module) -> None:
 
 
 def expect_values(model: nn.Module) -> None:
-    """Check before the first forward pass that all parameters have values."""
+    """Register a hook that checks before the first forward pass that all parameters have values."""
     has_values(model)
     model.__dict__[_GUARD] = model.register_forward_pre_hook(_look)
 
 
 def has_values(model: nn.Module) -> None:
-    """Remove the check: the parameters have values."""
+    """Remove the hook of ``expect_values``, because the parameters have values."""
     guard = model.__dict__.pop(_GUARD, None)
     if guard is not None:
         guard.remove()

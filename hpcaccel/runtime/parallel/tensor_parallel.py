@@ -62,7 +62,7 @@ def apply_plan(model: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Any]) -> N
     """Shard the planned modules' parameters over ``mesh``, in place.
 
     Raises:
-        RuntimeMisuse: a name in the plan matches no module, or a tensor does not divide evenly.
+        RuntimeMisuse: a name in the plan matches no module, or a parameter does not divide evenly over the ranks.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -108,5 +108,5 @@ def share_generators(mesh: DeviceMesh, device: torch.device) -> None:
 
 
 def is_shared(model: nn.Module) -> bool:
-    """Whether a plan has already been applied to the model, by its author or by a library."""
+    """Whether some of the model's parameters are sharded already: the script or a library has applied a plan."""
     return any(is_dtensor(parameter) for parameter in model.parameters())

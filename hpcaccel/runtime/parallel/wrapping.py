@@ -31,8 +31,9 @@ def blocks(model: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Composed modules with a sibling of the same class in an outermost module list: the layers of a transformer, or
-    the stages of a convolutional network."""
+    """Modules with children and parameters that have a sibling of the same class in a ModuleList, ModuleDict or
+    Sequential: the layers of a transformer, or the stages of a convolutional network. Modules inside such a module are
+    left out."""
     found: dict[nn.Module, None] = {}
     inside: set[nn.Module] = set()
     for module in model.modules():

@@ -20,7 +20,8 @@ _CHARTS = ("eval", "test", "train")
 
 
 class ClearMLTracker(GeneralTracker):
-    """Logs to the current ClearML task. A task that the script has started with ``Task.init`` remains open at the end.
+    """Logs to the current ClearML task, or to a new one. A task that the script has started with ``Task.init`` remains
+    open at the end.
 
     A number named ``eval_loss`` is plotted in the chart ``loss`` as the line ``eval``; the prefixes ``test_`` and
     ``train_`` work in the same way. Names without a prefix belong to the line ``train``.
@@ -65,7 +66,7 @@ class ClearMLTracker(GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """
         Args:
-            step: None: report single values, without a chart.
+            step: if None, single values without a chart are reported.
             kwargs: passed to ``report_scalar`` or ``report_single_value``.
         """
         logger = self.task.get_logger()

@@ -71,10 +71,11 @@ class GeneralTracker:
         """Store ``config`` of ``init_trackers``."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers, strings, or dicts of numbers by name."""
+        """Log numbers, strings, or dicts of numbers by name. ``step`` may be None before the first optimizer step."""
 
     def flush(self) -> None:
-        """Write buffered values; called by ``log`` about once a second, before each checkpoint, and at the end."""
+        """Write buffered values; called by ``Accelerator.log`` about once a second, before each checkpoint, and at the
+        end."""
 
     def resumed(self, step: int) -> None:
         """Called after a checkpoint was loaded: values that were logged after ``step`` will be logged again."""
@@ -145,4 +146,4 @@ def yaml_safe(value: Any) -> Any:
     value = plain(value)
     if type(value) in (bool, int, str, type(None)):
         return value
-    return float(value) if isinstance(value, float) else str(value)  # subclasses, such as enums, become strings
+    return float(value) if isinstance(value, float) else str(value)  # other subclasses, such as enums, become strings

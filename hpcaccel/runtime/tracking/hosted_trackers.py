@@ -59,7 +59,8 @@ class CometMLTracker(HostedTracker):
 
     name = "comet_ml"
     packages = ("comet_ml",)
-    # Offline archives are named by the key and a random string, which is equal in all attempts with the same seed.
+    # Offline archives are named by the key and a random string, which is equal in all attempts with the same seed: with
+    # one key for all attempts, each archive would replace the previous one.
     run_keywords = frozenset({"experiment_key", "mode", "online"})
     run_variables = ("COMET_EXPERIMENT_KEY", "COMET_START_MODE", "COMET_START_ONLINE")
 

@@ -31,7 +31,7 @@ class MLflowTracker(GeneralTracker):
     ``run_id`` or ``MLFLOW_RUN_ID`` selects another.
 
     Args:
-        experiment_name: created if missing; ``MLFLOW_EXPERIMENT_NAME`` overrides it.
+        experiment_name: MLflow experiment, created if missing; ``MLFLOW_EXPERIMENT_NAME`` overrides it.
         logging_dir: artifact location of a new experiment.
         run_id: MLflow run to continue; ``MLFLOW_RUN_ID`` overrides it.
         tags: a dict, or its JSON; ``MLFLOW_TAGS`` overrides it.
