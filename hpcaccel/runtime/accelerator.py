@@ -48,7 +48,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         step_scheduler_with_optimizer: False: prepared schedulers step at every call, not only with the optimizer.
         kwargs_handlers: settings for torch, such as ``DistributedDataParallelKwargs``.
         dynamo_backend, dynamo_plugin: compile prepared models with ``torch.compile``.
-        parallelism_config: a ``ParallelismConfig``: replicas, shards, tensor parallel.
+        parallelism_config: a ``ParallelismConfig``: numbers of replicas, shards and tensor-parallel ranks.
         strategy: ``ddp``, or ``fsdp`` to shard the model over the ranks.
         seed: seed of Python, numpy and torch on every rank.
         deterministic: use deterministic algorithms, on which bit-identical runs and resumes depend.

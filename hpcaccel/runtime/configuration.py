@@ -123,7 +123,8 @@ def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any
 
 
 def _set_once(given: dict[str, Any], name: str, value: Any) -> None:
-    """
+    """Set ``given[name]`` to ``value``.
+
     Raises:
         RuntimeMisuse: ``given`` has a value of ``name`` other than None, 1 and ``value``.
     """

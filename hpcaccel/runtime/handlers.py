@@ -154,7 +154,14 @@ class FP8RecipeKwargs(TERecipeKwargs):
 
 @dataclass
 class DataLoaderConfiguration:
-    """How prepared loaders order and divide the data."""
+    """How prepared loaders order and divide the data. ``Accelerator`` has arguments for the first three fields.
+
+    Args:
+        use_seedable_sampler: draw the order of epoch e with seed ``data_seed`` + e, not from the sampler's generator.
+        data_seed: default: a random number; with ``use_seedable_sampler``, torch's initial seed.
+        non_blocking: copy batches to the GPU asynchronously.
+        use_stateful_dataloader: read an iterable dataset with torchdata's StatefulDataLoader.
+    """
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -167,7 +174,8 @@ class DataLoaderConfiguration:
 
 @dataclass
 class ProjectConfiguration:
-    """Directories of a script's checkpoints and logs, and whether its checkpoints are numbered."""
+    """Directories of a script's checkpoints and logs. With ``automatic_checkpoint_naming``, ``save_state`` saves to
+    ``checkpoints/checkpoint_<iteration>`` and deletes the oldest of more than ``total_limit`` checkpoints."""
 
     project_dir: str | None = None
     logging_dir: str | None = None

@@ -104,6 +104,7 @@ def notebook_launcher(
         num_processes: number of ranks on this node; default: the number of GPUs, or one.
         mixed_precision: default for ``Accelerator()`` in the ranks.
         use_port, master_addr: address of the rendezvous; port 0 on a single node: a free port.
+        node_rank, num_nodes: number of this node, from 0, and number of nodes.
         rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id, max_restarts, monitor_interval, log_line_prefix_template: as
             torchrun's options.
 

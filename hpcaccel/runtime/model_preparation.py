@@ -1,4 +1,4 @@
-"""Preparation of a model: precision, activation checkpointing, tensor parallel, DDP or FSDP2, ``torch.compile``."""
+"""Preparation of a model: precision, activation checkpointing, tensor parallelism, DDP or FSDP2, ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARDED_IN = "_hpcaccel_sharded_in"
 
 
 def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool = False) -> nn.Module:
-    """Apply precision, activation checkpointing, tensor parallel, DDP or FSDP2, and ``torch.compile``.
+    """Apply precision, activation checkpointing, tensor parallelism, DDP or FSDP2, and ``torch.compile``.
 
     Args:
         place: whether to move a model that is not sharded to this rank's device.
@@ -31,7 +31,7 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
 
     Raises:
         RuntimeMisuse: ``model`` is the original of a prepared model; it is on the meta device and would not be sharded;
-            or ``_refuse`` refuses it.
+            the ranks prepare different models; or one of the reasons in ``_refuse``.
     """
     session = setup.session
     if session.registry.has(model):
@@ -174,7 +174,7 @@ def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode:
 
 
 def _shard(setup: Setup, model: nn.Module) -> None:
-    """Apply tensor parallel, then FSDP2, and record in the session the sharded parameter of each original parameter."""
+    """Apply tensor parallelism, then FSDP2. Record the sharded parameter of each original parameter in the session."""
     from hpcaccel.runtime.distributed.device_mesh import data_mesh, tensor_mesh
     from hpcaccel.runtime.parallel import fsdp, tensor_parallel
     from hpcaccel.runtime.parallel.fsdp_choices import choose

@@ -35,7 +35,7 @@ def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[
 
     Raises:
         RuntimeMisuse: ``device_placement`` and ``objects`` differ in length; an object is the original of a prepared
-            one; an optimizer has no parameter of a prepared model.
+            one; an optimizer has no parameter of a prepared model; or an error of ``prepare_model`` or ``make_loader``.
     """
     places = _places(setup, objects, device_placement)
     ready: dict[int, Any] = {}

@@ -62,10 +62,10 @@ def save_state(session: TrainingSession, directory: Path | None, numbers: Number
         The checkpoint's directory.
 
     Raises:
-        RuntimeMisuse: there is no directory; rank 0 did not call; the model is sharded, and some ranks did not call
-            within the control timeout.
-        CheckpointError: on all ranks that called, if saving failed on any, or if the numbered checkpoint already exists
-            (in that case, rank 0 raises RuntimeMisuse if it saves alone).
+        RuntimeMisuse: there is no directory; rank 0 did not make this call; the model is sharded, and some ranks did
+            not make this call within the control timeout.
+        CheckpointError: on all ranks that made this call, if saving failed on any of them, or if the numbered
+            checkpoint already exists (in that case, rank 0 raises RuntimeMisuse if it saves alone).
     """
     settings, loop = session.settings, session.loop
     place = directory if numbers is None else numbers.next
@@ -126,13 +126,14 @@ def _save_without_some(
     *,
     limit: float,
 ) -> Path:
-    """Rank 0 saves alone; the other ranks that called get its result."""
+    """Save on rank 0 alone, and return its result on the other ranks that made the call."""
     meetings = save_participants.participants_of(session.group)
     if not session.group.is_main:
         if session.group.rank in attendance.missing:
             _warn(
-                f"rank {session.group.rank} called {KIND_SAVE} at {call_site()} too late: the checkpoint of rank 0 "
-                "does not contain its random state. Rank 0 waits for at most runtime.save_wait_seconds"
+                f"rank {session.group.rank} called {KIND_SAVE} at {call_site()} too late: the checkpoint that rank 0 "
+                "saved does not contain the random state of this rank. Rank 0 waits for at most "
+                "runtime.save_wait_seconds: increase it, or make the call on all ranks at about the same time"
             )
         return Path(meetings.result(attendance.meeting, limit=limit))
     try:
@@ -144,8 +145,8 @@ def _save_without_some(
     who = f"rank{'s' if len(attendance.missing) > 1 else ''} {', '.join(map(str, attendance.missing))}"
     _warn(
         f"{KIND_SAVE} at {call_site()} was not called by {who}, so {path} does not contain the random state of {who}. "
-        "A training resumed from it is exact on the other ranks only. Call it on all ranks, outside "
-        "`if accelerator.is_main_process:`. Each file is still written only once"
+        f"A training resumed from this checkpoint is exact on the other ranks only. Call {KIND_SAVE} on all ranks, "
+        "outside `if accelerator.is_main_process:`. Each file is still written only once"
     )
     return path
 
@@ -171,7 +172,8 @@ def load_state(
             newest among the run's checkpoints and the numbered checkpoints.
 
     Raises:
-        RuntimeMisuse: there is nothing to load; or some ranks did not call within the control timeout.
+        RuntimeMisuse: ``directory`` is None, and there is no checkpoint; or some ranks did not make this call within
+            the control timeout.
         CheckpointError: the checkpoint is missing, damaged, or belongs to other objects.
     """
     seconds = session.settings.control_timeout_seconds

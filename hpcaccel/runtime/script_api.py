@@ -33,7 +33,7 @@ def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
     is not set, the values are discarded, with one warning.
 
     Args:
-        values: numbers, texts, arrays and tensors of one element, dicts of these.
+        values: numbers, strings, arrays and tensors of one element, dicts of these.
         step: default without an Accelerator: one more than the largest step so far, starting with 1. If a name
             has several values at one step, the last value counts.
 

@@ -68,7 +68,8 @@ class Settings:
     timeout_seconds: float = 1800.0
     """Timeout of the script's collectives and of gradient communication."""
     control_timeout_seconds: float = 60.0
-    """How long ranks wait for each other in saves and loads, and after a rank has run out of memory."""
+    """How long ranks wait for each other before a load or the save of a sharded model, and after a rank has run out of
+    memory."""
     save_wait_seconds: float = 5.0
     """Maximum time that rank 0 waits in ``save_state`` for the other ranks if the model is not sharded."""
     every_steps: int | None = None

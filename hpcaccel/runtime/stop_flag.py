@@ -107,7 +107,7 @@ def signals_held() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class WorkerInit:
-    """A ``worker_init_fn`` that ignores both signals, then calls the user's function.
+    """A ``worker_init_fn`` that makes the worker ignore both signals, then calls the user's function.
 
     Slurm sends the signals to every process of a step, and a killed worker would fail a training that is about to save.
     """

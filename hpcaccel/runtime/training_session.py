@@ -63,10 +63,7 @@ class PrepareRegistry:
         return id(item) in self._prepared
 
     def refuse_original(self, item: Any, owner: Any = None) -> None:
-        """
-        Raises:
-            RuntimeMisuse: ``item`` has already been prepared.
-        """
+        """Raise RuntimeMisuse if ``item`` has already been prepared."""
         if (id(item), id(owner)) in self._originals:
             raise RuntimeMisuse(
                 f"this {type(item).__name__} has already been prepared, and prepare() returned another object for it. "
@@ -89,7 +86,7 @@ class TrainingSession:
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks.
-        RuntimeMisuse: a setting has a value that is not allowed.
+        RuntimeMisuse: a setting has a value that is not allowed, or does not fit the device or the number of ranks.
     """
 
     def __init__(
@@ -192,7 +189,7 @@ class TrainingSession:
     def mesh(self) -> DeviceMesh:
         """The mesh of ranks. The first read is a collective call of all ranks."""
         self.world.form_group_of_one()
-        # With tensor parallel, replicas are made by FSDP2 with one rank per shard: DDP does not support DTensors.
+        # With tensor parallelism, FSDP2 with one rank per shard replaces DDP, which does not support DTensors.
         sharded = self.settings.strategy == "fsdp" or self.layout.tensor > 1
         return mesh.build(self.layout, self.group.device, sharded=sharded)
 

@@ -37,7 +37,7 @@ class SessionMixin:
         return session
 
     def _begun(self) -> Setup:
-        """The setup of this Accelerator. If the training has ended, starts the next one; all ranks must call."""
+        """The setup of this Accelerator. If the training has ended, start the next one; all ranks must call this."""
         session = self._session
         if session.has_ended or not session.group.is_alive:
             self._setup.begin_again()

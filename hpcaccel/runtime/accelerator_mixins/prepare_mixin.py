@@ -34,7 +34,8 @@ class PrepareMixin(SessionMixin):
 
         Raises:
             RuntimeMisuse: ``device_placement`` and ``objects`` differ in length; an object was prepared before, and the
-                script passes the original; an optimizer has no parameter of a prepared model.
+                script passes the original; an optimizer has no parameter of a prepared model; a model or loader cannot
+                be prepared (an FSDP1 model, data that is already sharded …); models differ among the ranks.
         """
         from hpcaccel.runtime.preparation import prepare
 
@@ -47,7 +48,11 @@ class PrepareMixin(SessionMixin):
         """Prepare one model.
 
         Args:
-            evaluation_mode: whether the model is only evaluated; its gradients are then not reduced.
+            device_placement: whether the model is moved to this rank's device; default: the Accelerator's setting.
+            evaluation_mode: whether the model is only evaluated; it is then neither wrapped in DDP nor sharded.
+
+        Raises:
+            RuntimeMisuse: as in ``prepare``.
         """
         from hpcaccel.runtime.model_preparation import prepare_model
 
@@ -55,7 +60,12 @@ class PrepareMixin(SessionMixin):
         return prepare_model(self._begun(), model, place=place, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
-        """Prepare one optimizer, after its model. The optimizer's state is on its parameters' device."""
+        """Prepare one optimizer, after its model. ``device_placement`` has no effect: the optimizer's state is on the
+        device of its parameters.
+
+        Raises:
+            RuntimeMisuse: as in ``prepare``.
+        """
         return self.prepare(optimizer)
 
     def prepare_data_loader(
@@ -67,8 +77,12 @@ class PrepareMixin(SessionMixin):
         """Prepare one loader.
 
         Args:
-            slice_fn_for_dispatch: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns a rank's part of
+            device_placement: whether batches are moved to this rank's device; default: the Accelerator's setting.
+            slice_fn_for_dispatch: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns rank r's part of
                 the batch that rank 0 has read, for batches that are not nested tensors.
+
+        Raises:
+            RuntimeMisuse: as in ``prepare``.
         """
         prepared = self.prepare(data_loader, device_placement=None if device_placement is None else [device_placement])
         if slice_fn_for_dispatch is not None:
@@ -76,7 +90,11 @@ class PrepareMixin(SessionMixin):
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
-        """Prepare one scheduler, after its optimizer."""
+        """Prepare one of torch's schedulers, after its optimizer. Other objects are returned unchanged.
+
+        Raises:
+            RuntimeMisuse: the scheduler was prepared before, and the script passes the original.
+        """
         return self.prepare(scheduler)
 
     def unwrap_model(
@@ -94,7 +112,12 @@ class PrepareMixin(SessionMixin):
         return ddp.unwrap(model, keep_fp32_wrapper=keep_fp32_wrapper, keep_torch_compile=keep_torch_compile)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-        """A loader that skips this rank's first batches in every iteration, without reading map-style data."""
+        """A loader that skips this rank's first ``num_batches`` batches in every iteration. For map-style data the
+        skipped samples are not read, except to fill up the last batches of a prepared loader.
+
+        Raises:
+            RuntimeMisuse: ``num_batches`` is negative, or ``dataloader`` is not a DataLoader.
+        """
         from hpcaccel.runtime.data.batch_samplers import skip_first_batches
 
         return skip_first_batches(dataloader, num_batches)
@@ -121,6 +144,10 @@ class PrepareMixin(SessionMixin):
             joinables: prepared models under DDP.
             even_batches: setting of prepared loaders inside the context; None: unchanged. Ranks are joined
                 only if the setting is False.
+
+        Raises:
+            RuntimeMisuse: there are several ranks, and one of ``joinables`` is not wrapped in DDP. In a sharded
+                training for which ``even_batches`` is enabled, a warning is shown instead.
         """
         from hpcaccel.runtime.training.gradient_sync import join_uneven_inputs
 

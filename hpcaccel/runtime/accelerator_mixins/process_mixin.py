@@ -108,8 +108,9 @@ class ProcessMixin(SessionMixin, ProcessInfo):
             tensor: tensors, in lists, tuples and dicts of any depth.
 
         Raises:
-            RuntimeMisuse: with several ranks: a leaf is not a tensor; shapes or types differ, or some ranks do not call
-                (without ``debug``, of the calls with GPU tensors only the first are checked).
+            RuntimeMisuse: with several ranks: a leaf is not a tensor; the process group has been destroyed; shapes or
+                types differ, or some ranks do not make this call (without ``debug``, only the first calls with GPU
+                tensors are checked).
         """
         from hpcaccel.runtime.distributed.collectives.gathering import gather
 
@@ -123,7 +124,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
             use_gather_object: gather tensors as objects, too, so that their shapes may differ.
 
         Raises:
-            RuntimeMisuse: shapes or types of tensors differ among the ranks; some ranks do not call.
+            RuntimeMisuse: shapes or types of tensors differ among the ranks; some ranks do not make this call.
         """
         from hpcaccel.runtime.distributed.collectives.padding import gather_for_metrics
 
@@ -147,7 +148,8 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         """Pad tensors, nested as in ``gather``, with ``pad_index`` along ``dim`` to the greatest length on any rank.
 
         Raises:
-            RuntimeMisuse: a leaf is not a tensor; types or numbers of dimensions differ; some ranks do not call.
+            RuntimeMisuse: a leaf is not a tensor; types or numbers of dimensions differ; some ranks do not make this
+                call.
         """
         from hpcaccel.runtime.distributed.collectives.padding import pad_across_processes
 
@@ -158,10 +160,10 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         self._triggered = True
 
     def check_trigger(self) -> bool:
-        """Whether any rank has called ``set_trigger`` since the last check. All ranks must call.
+        """Whether any rank has called ``set_trigger`` since this method last returned True. All ranks must call this.
 
         Raises:
-            RuntimeMisuse: some ranks do not call.
+            RuntimeMisuse: some ranks do not make this call.
         """
         found = bool(self._group().max_of(int(self._triggered), "check_trigger"))
         if found:

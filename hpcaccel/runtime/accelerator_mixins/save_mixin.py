@@ -66,14 +66,15 @@ class SaveMixin(SessionMixin):
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
         """``torch.save`` on the main process, or on the first process of each node if the project configuration has
-        ``save_on_each_node``. If ``obj`` contains shards, they are gathered, and all ranks must call.
+        ``save_on_each_node``. If ``obj`` contains shards, they are gathered, and all ranks must call this.
 
         Args:
-            f: a path, which is replaced atomically, or a file object.
+            f: a path, whose file is replaced atomically, or (without ``safe_serialization``) a file object.
             safe_serialization: write a safetensors file instead; ``obj`` must be a dict of tensors by name.
 
         Raises:
-            RuntimeMisuse: ``obj`` contains shards, and some ranks did not call; or it does not fit the format.
+            RuntimeMisuse: ``obj`` contains shards, and some ranks did not make this call; ``obj`` is a sharded module;
+                or with ``safe_serialization``: ``obj`` is not a dict of tensors, or safetensors is not installed.
         """
         from hpcaccel.runtime.checkpointing import export_model
 
@@ -88,11 +89,17 @@ class SaveMixin(SessionMixin):
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the model's weights in the layout of Hugging Face's libraries. For a sharded model all ranks must call;
-        rank 0 gathers the weights of one file at a time.
+        """Write the model's weights in the layout of Hugging Face's libraries. For a sharded model all ranks must call
+        this; rank 0 gathers the weights of one file at a time.
+
+        Args:
+            max_shard_size: maximum size of a file in bytes, or a string such as ``"10GB"``; a larger tensor gets its
+                own file.
+            safe_serialization: write safetensors files; False: ``torch.save`` files.
 
         Raises:
-            RuntimeMisuse: the model is sharded, and some ranks did not call; or it cannot be written in this format.
+            RuntimeMisuse: the model is sharded, and some ranks did not make this call; its state dict contains tensors
+                without values or other objects; ``save_directory`` is a file; safetensors is not installed.
             CheckpointError: on all ranks, if a sharded model could not be written.
         """
         from hpcaccel.runtime.checkpointing.model_weight_files import save_model
@@ -103,11 +110,14 @@ class SaveMixin(SessionMixin):
         )
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """The full, unsharded state dict. For a sharded model all ranks must call; rank 0 gets the state dict, other
-        ranks an empty dict.
+        """The full, unsharded state dict. For a sharded model all ranks must call this; rank 0 gets the state dict in
+        CPU memory, the other ranks get an empty dict.
 
         Args:
             unwrap: use the names of the model without wrappers.
+
+        Raises:
+            RuntimeMisuse: the model is sharded, and some ranks did not make this call.
         """
         from hpcaccel.runtime.checkpointing import export_model
 
@@ -116,7 +126,11 @@ class SaveMixin(SessionMixin):
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Include objects with ``state_dict`` and ``load_state_dict`` in checkpoints; pass the same on all ranks."""
+        """Include objects with ``state_dict`` and ``load_state_dict`` in checkpoints; pass the same on all ranks.
+
+        Raises:
+            RuntimeMisuse: an object lacks one of these methods.
+        """
         self._session.prepared.register(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
@@ -148,8 +162,10 @@ class SaveMixin(SessionMixin):
             The checkpoint's directory.
 
         Raises:
-            RuntimeMisuse: there is no directory; rank 0 did not call; or some ranks did not, and the model is sharded.
-            CheckpointError: on all ranks that called, if saving failed on any.
+            RuntimeMisuse: there is no directory; a keyword is unknown; rank 0 did not make this call, or the model is
+                sharded and another rank did not.
+            CheckpointError: on all ranks that made this call, if saving failed on any of them, or if the numbered
+                directory already exists.
         """
         from hpcaccel.runtime import save_state as saving
 
@@ -172,8 +188,12 @@ class SaveMixin(SessionMixin):
             input_dir: a checkpoint, or a directory of checkpoints, of which the newest is used; default: this
                 training's newest checkpoint.
 
+        Returns:
+            ``step``, ``epoch`` and ``path`` of the checkpoint.
+
         Raises:
-            RuntimeMisuse: there is nothing to load; some ranks did not call.
+            RuntimeMisuse: without ``input_dir``, there is no checkpoint; a keyword is unknown; some ranks did not make
+                this call.
             CheckpointError: the checkpoint is missing, damaged, or belongs to other objects.
         """
         from hpcaccel.runtime import save_state as saving

@@ -88,7 +88,7 @@ class TrackingMixin(SessionMixin):
         """Log values to the run's metrics and the trackers, on rank 0.
 
         Args:
-            values: numbers, texts, tensors of one element, dicts of these; other objects go to trackers only.
+            values: numbers, strings, tensors of one element, dicts of these; other objects go to trackers only.
             step: default: the number of completed optimizer steps, plus one between accumulation boundaries; at least
                 the largest step logged before. If a name has several values at one step, the last one counts
                 in the metrics and in W&B; TensorBoard shows all.
@@ -98,7 +98,10 @@ class TrackingMixin(SessionMixin):
 
     def end_training(self) -> None:
         """End the training: write its outcome, leave the process group, finish the trackers. At the normal end of a
-        program hpcaccel does the same, but only flushes the trackers."""
+        program hpcaccel does the same, but only flushes the trackers. All ranks must call this.
+
+        If the script uses ``resume``, ``epochs``, ``steps`` or ``checkpoint``, steps that are not saved yet are saved.
+        """
         from hpcaccel.runtime.distributed.world import World
         from hpcaccel.runtime.states.partial_state import PartialState
 

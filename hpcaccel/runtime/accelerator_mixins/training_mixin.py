@@ -34,7 +34,7 @@ class TrainingMixin(SessionMixin):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step."""
+        """Micro-batches per optimizer step, at least 1. Setting it to any other value raises RuntimeMisuse."""
         return self._setup.accumulation.steps
 
     @gradient_accumulation_steps.setter
@@ -88,6 +88,9 @@ class TrainingMixin(SessionMixin):
 
         Args:
             loss: scalar loss of this rank's micro-batch, not divided by the number of micro-batches.
+
+        Raises:
+            RuntimeMisuse: FSDP2 did not find all tensors that a sharded module returned, and has freed its parameters.
         """
         session = self._session
         session.loop.backward_begins()
@@ -125,7 +128,7 @@ class TrainingMixin(SessionMixin):
 
         Returns:
             The norm before scaling, over all ranks. Between accumulation boundaries gradients are unchanged, and the
-            norm is that of this rank's gradients.
+            norm is that of the gradients accumulated so far, which the ranks may not have reduced yet.
         """
         return clipping.clip_norm(self._setup, parameters, max_norm=max_norm, norm_type=norm_type)
 
@@ -167,22 +170,36 @@ class TrainingMixin(SessionMixin):
         """Load the newest checkpoint into all prepared objects.
 
         Returns:
-            ``step``, ``epoch`` and ``path`` of the checkpoint; ``path`` is None if there is no checkpoint.
+            ``step``, ``epoch`` and ``path`` of the checkpoint; without a checkpoint 0, 0 and None.
+
+        Raises:
+            RuntimeMisuse: nothing has been prepared, or this program has already completed a training with this
+                checkpoint directory.
+            CheckpointError: the checkpoint could not be loaded.
+            SystemExit: a stop was requested before the first step, and the run is to be continued later.
         """
         return self._session.loop.resume()
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Iterate over the remaining epochs out of ``count``. Calls ``resume`` if the script has not."""
+        """Iterate over the numbers (from 0) of the remaining epochs out of ``count``. Calls ``resume`` if the script
+        has not. Saves, stops and errors are those of ``resume`` and ``checkpoint``."""
         return self._session.loop.epochs(count)
 
     def steps(self, count: int) -> Iterator[int]:
-        """Iterate over the remaining steps out of ``count``, without epochs. Calls ``resume`` if the script has not."""
+        """Iterate over the numbers (from 0) of the remaining steps out of ``count``, without epochs. Calls ``resume``
+        if the script has not. Saves, stops and errors are those of ``resume`` and ``checkpoint``."""
         return self._session.loop.steps(count)
 
     def checkpoint(self) -> None:
         """Save if a save is due. If the run must stop and continue later, save and raise SystemExit.
 
         Call it once per step.
+
+        Raises:
+            SystemExit: with code 85, or 143 without a checkpoint directory, on all ranks at the same step.
+            CheckpointError: the checkpoint could not be saved.
+            RuntimeMisuse: the run has a checkpoint that the script has not loaded, or this program has already
+                completed a training with this checkpoint directory.
         """
         self._session.loop.checkpoint()
 

@@ -161,7 +161,8 @@ _NONE = ("-1", "NoDevFiles")
 
 
 def choose_device(env: RankEnvironment, *, cpu: bool) -> torch.device:
-    """The rank's device: its one visible GPU, or the GPU with its local rank's index, or the CPU.
+    """The rank's device: its one visible GPU, or the GPU with its local rank's index, or the CPU. A GPU becomes torch's
+    current device.
 
     With ``HPCACCEL_GPUS_PER_TASK=all``: the first of the rank's GPUs.
 

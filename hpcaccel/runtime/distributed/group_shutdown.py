@@ -23,7 +23,7 @@ READ_SECONDS = 2.0
 
 class EndBarrier:
     """Barrier at the end of the program, through the ranks' store: a collective could pair with a different collective
-    on another rank.
+    of another rank that is not at its end yet.
 
     Args:
         store: a ``torch.distributed`` store that all ranks share.

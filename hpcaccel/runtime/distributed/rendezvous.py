@@ -56,7 +56,8 @@ def base_store(env: RankEnvironment, *, init_method: str | None = None, timeout:
     """The store in which all ranks have checked in. It is created once per process and ``init_method``.
 
     Raises:
-        RankEnvironmentError: the rendezvous did not complete within ``timeout``.
+        RankEnvironmentError: ranks are missing after ``timeout``, two processes have the same rank, or the store could
+            not be created or reached.
     """
     url = init_method or "env://"
     key = os.getpid(), url  # a forked process does not belong to its parent's group
@@ -73,7 +74,7 @@ def _make(env: RankEnvironment, init_method: str, timeout: timedelta) -> Any:
             return store
         if env.ports:
             return _at_discovered_port(env, timeout)
-        # With an agent store, torchrun has already started it.
+        # With this variable, torchrun's agent already runs the store.
         serves = env.rank == 0 and not is_set("TORCHELASTIC_USE_AGENT_STORE")
         return _tcp_store(env.master_addr, env.master_port, timeout, serves=serves)
     except (RuntimeError, ValueError, OSError) as error:

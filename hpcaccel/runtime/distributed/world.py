@@ -31,7 +31,8 @@ class World:
     """The world of this process. ``current`` creates it; after ``destroy`` the next ``current`` creates another one.
 
     Raises:
-        RankEnvironmentError: the environment describes no valid group of ranks, or the rendezvous failed.
+        RankEnvironmentError: the environment describes no valid group of ranks, this node's GPUs are too few or would
+            stay idle, or the rendezvous failed.
         RuntimeMisuse: the backend is not available.
     """
 
@@ -41,7 +42,7 @@ class World:
     def __init__(self, *, cpu: bool, backend: str | None, init_method: str | None, timeout: timedelta) -> None:
         World._generations += 1
         self.generation = World._generations
-        """Distinguishes objects prepared for this group from objects prepared for destroyed groups."""
+        """Number of this world in its process: distinguishes objects prepared for it from older ones."""
         self.env = process_group.known_environment() or rank_env.detect()
         if dist.is_initialized():
             self.env = place_in_scripts_group(self.env)
@@ -71,7 +72,8 @@ class World:
         """The world of this process; if there is none, it is created from the arguments.
 
         Raises:
-            RuntimeMisuse: as in ``refuse_changes``.
+            RankEnvironmentError: as in the constructor.
+            RuntimeMisuse: as in the constructor and in ``refuse_changes``.
         """
         if cls.existing() is None:
             cpu = cpu or rank_env.is_set("ACCELERATE_USE_CPU") or rank_env.is_set("HPCACCEL_USE_CPU")
@@ -168,7 +170,8 @@ class World:
 
 
 def place_in_scripts_group(env: RankEnvironment) -> RankEnvironment:
-    """This process's place in the default group that the script has created, which overrides the environment."""
+    """``env`` with this process's global and local rank in the default group that the script has created, and with that
+    group's sizes. All ranks must call this."""
     rank, world = dist.get_rank(), dist.get_world_size()
     if (rank, world) == (env.rank, env.world_size):
         return env

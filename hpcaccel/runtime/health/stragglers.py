@@ -33,7 +33,7 @@ RATIO = 1.2
 SHARE = 0.05
 """Minimum excess of a slow rank's own time over the median, as a share of the time per step."""
 TIMES = 2
-"""Number of consecutive measurements before a rank is reported."""
+"""Number of consecutive measurements in which a rank must be slow before it is reported."""
 SAMPLE_STEPS = 5
 """On GPUs, events are recorded in every fifth step."""
 

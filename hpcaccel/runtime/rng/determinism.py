@@ -61,7 +61,8 @@ def make_deterministic() -> None:
 
 
 def share_threads(local_world_size: int) -> None:
-    """Set torch's threads to this rank's share of the node's cores, unless OMP_NUM_THREADS is set."""
+    """Set torch's number of threads to SLURM_CPUS_PER_TASK, else to this rank's share of the cores that this process
+    may use. If OMP_NUM_THREADS is set, do nothing."""
     if "OMP_NUM_THREADS" in os.environ:
         return
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")

@@ -20,13 +20,15 @@ __all__ = ["AcceleratorState", "is_initialized"]
 
 
 def is_initialized() -> bool:
-    """Whether this process has an Accelerator that has not ended."""
+    """Whether this process has an Accelerator whose training has not ended."""
     return TrainingSession.existing() is not None
 
 
 @lacks("deepspeed_plugins get_deepspeed_plugin select_deepspeed_plugin")
 class AcceleratorState(PartialState):
     """Settings of this process's Accelerator, and the properties of ``PartialState``.
+
+    The plugin arguments and ``parallelism_config`` are ignored: pass them to ``Accelerator``.
 
     Raises:
         RuntimeMisuse: there is no Accelerator yet, or ``mixed_precision`` or ``cpu`` differs from the Accelerator's.

@@ -17,7 +17,8 @@ __all__ = ["GradientState"]
 class GradientState:
     """State of gradient accumulation, for the newest Accelerator, or for the Accelerator that returned this object.
 
-    Without an Accelerator, every batch ends in an optimizer step.
+    Without an Accelerator, every batch ends in an optimizer step. A ``gradient_accumulation_plugin`` changes the
+    settings of that Accelerator.
     """
 
     _shared_state: ClassVar[SharedState] = SharedState()
@@ -117,7 +118,8 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Number of samples in the active loader's last global batch if it is incomplete; 0: complete; -1: unknown."""
+        """Number of samples in the last batch of the active loader, over all ranks, if that batch is incomplete; 0: it
+        is complete; -1: unknown, or it is dropped, or there is no active loader."""
         return int(self.active_dataloader.remainder) if self.in_dataloader else -1
 
     @property

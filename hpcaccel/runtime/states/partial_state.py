@@ -109,7 +109,8 @@ class PartialState(ProcessInfo):
         """Concatenate all processes' tensors, or lists of other objects, in rank order, on every process.
 
         Raises:
-            RuntimeMisuse: types, shapes or containers differ among the processes, or some do not call.
+            RuntimeMisuse: types, shapes or containers differ among the processes; some processes do not make this call;
+                the process group has been destroyed.
         """
         from hpcaccel.runtime.distributed.collectives.padding import gather_samples
 

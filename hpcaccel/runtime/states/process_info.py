@@ -71,10 +71,10 @@ class ProcessInfo:
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def wait_for_everyone(self) -> None:
-        """Wait until all processes have called.
+        """Wait until all processes have made this call.
 
         Raises:
-            RuntimeMisuse: some processes do not call; the group has been left.
+            RuntimeMisuse: some processes do not make this call; the process group has been destroyed.
         """
         self._world.group.barrier()
 
@@ -107,13 +107,14 @@ class ProcessInfo:
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Context that the main process runs before all other processes."""
+        """Context whose block the main process runs before all other processes. All processes must enter it."""
         with self._first(self.is_main_process):
             yield
 
     @contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """Context that the first process of each node runs before the other processes of the node."""
+        """Context whose block the first process of each node runs before the other processes of the node. All processes
+        of all nodes must enter it."""
         with self._first(self.is_local_main_process):
             yield
 
@@ -129,11 +130,12 @@ class ProcessInfo:
                 self.wait_for_everyone()
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """End the training, if there is one, and leave the group of ranks. All ranks must call. Afterwards the process
-        may form a new group. Unlike ``end_training`` it also destroys a default group that the script has created.
+        """End the training, if there is one, and leave the group of ranks. All ranks must call this. Afterwards the
+        process may form a new group. Unlike ``end_training`` this also destroys a default group that the script has
+        created.
 
         Args:
-            group: destroy only this torch process group.
+            group: a torch process group: destroy only this one.
         """
         if group is not None:
             torch.distributed.destroy_process_group(group)

@@ -1,4 +1,4 @@
-"""When ranks reduce gradients: ``no_sync``, ``join_uneven_inputs`` and ``LocalSGD``.
+"""Control of gradient reduction: ``no_sync``, ``join_uneven_inputs`` and ``LocalSGD``.
 
 Micro-batches that do not end in an optimizer step skip the reduction, which saves communication. Local SGD averages
 parameters after some steps instead: Zhang, De Sa, Mitliagkas, Ré, "Parallel SGD: When does averaging help?" (2016);
@@ -239,7 +239,12 @@ class LocalSGD:
                 self._average()
 
     def step(self) -> None:
-        """Count an optimizer step; average the parameters if due."""
+        """Count an optimizer step; average the parameters if due. All ranks must do the same number of steps.
+
+        Raises:
+            RuntimeMisuse: a rank does not take part in an average (on GPUs detected in the first calls only, except in
+                debug mode).
+        """
         self.num_steps += 1
         if self.enabled and self.num_steps % self.local_sgd_steps == 0:
             self._average()
@@ -248,8 +253,7 @@ class LocalSGD:
         """Average all parameters, with one reduction per dtype.
 
         Raises:
-            RuntimeMisuse: the ranks have done different numbers of steps. On GPUs only the first calls are checked,
-                except in debug mode.
+            RuntimeMisuse: a rank does not take part. On GPUs only the first calls are checked, except in debug mode.
         """
         exchange = self._group.exchange
         assert exchange is not None

@@ -8,7 +8,7 @@ All ranks save and stop at the same optimizer step, on which they agree while tr
 1. *A step is over.* ``StepBoundary`` counts steps and determines which call ends a step: the next batch of a prepared
    loader, ``checkpoint()``, the next item of ``epochs()`` or ``steps()``, or the next backward pass. That call runs
    ``Loop.step_is_over``.
-2. *The ranks agree.* At step k each rank issues an asynchronous max-reduce (``StopAgreement.issue``). Its main values
+2. *The ranks agree.* At step k each rank issues an asynchronous all-reduce (``StopAgreement.issue``). Its main values
    are: whether it has to stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``),
    whether it is still in its loop, and the progress of its background save. At step k + 1 all ranks read the same
    result (``StopAgreement.read``). A single process uses its own values, and skips both calls if no action is due.
@@ -133,6 +133,8 @@ class Loop:
         Raises:
             SystemExit: with code 85, or 143 without a checkpoint directory, on all ranks at the same step.
             CheckpointError: the checkpoint could not be saved.
+            RuntimeMisuse: the run has a checkpoint that the script has not loaded, or this program has already
+                completed a training with this checkpoint directory.
         """
         if not self.boundary.script_reports:
             self._manage()

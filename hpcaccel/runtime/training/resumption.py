@@ -78,7 +78,7 @@ class Resumption:
             self._random_state = None
 
     def write_progress(self, resumed: ResumedCounters, total_steps: int | None) -> None:
-        """Write the first step of this attempt and the total number of steps to ``progress.json``, on rank 0."""
+        """Write where this attempt resumes and the total number of steps to ``progress.json``, on rank 0."""
         self._context.clock.begin(
             resumed_step=resumed.step,
             resumed_from=resumed.path.name if resumed.path else None,

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | a stop, to be continued | if there is time | the reason, ``resume=True`` | exits with code 85 or 143 (see ``stop``) |
 | a stop for good (``finish``) | the result, unless the trial was pruned | ``completed`` | runs the script to its end |
-| the script ends, or calls ``end_training()`` | steps not saved yet | ``completed`` | continues the script |
+| the script ends, or calls ``end_training()`` | steps not saved yet | ``completed`` | exits, or continues the script |
 
 If the script does not use the loop's methods (``SaveSchedule.is_managed``), nothing is saved when it ends.
 """

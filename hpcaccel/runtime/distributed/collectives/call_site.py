@@ -1,4 +1,4 @@
-"""Location (``file:line``) in the user's script of the current call, of a frame and of a traceback."""
+"""Locations (``file:line``) in the user's script: of the current call, of a frame, of a traceback."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class _Call(NamedTuple):
 class CollectiveWatchdog:
     """The collectives of this rank, numbered per channel.
 
-    A channel is a sequence of collectives that every rank runs in the same order: the script's calls, and the ticks of
-    the stop agreement. Both involve all ranks, which the deadlock detection relies on.
+    A channel is a sequence of collectives that every rank runs in the same order: the script's calls (``CALLS``), and
+    the stop agreement's reductions (``TICKS``). Both involve all ranks, which the deadlock detection relies on.
     """
 
     def __init__(self, *, rank: int, world_size: int, store: Any, timeout_seconds: float) -> None:
@@ -64,7 +64,7 @@ class CollectiveWatchdog:
         self.timeout_seconds = timeout_seconds
         """Timeout of the script's collectives."""
         self.control_timeout_seconds = 60.0
-        """Timeout of the runtime's own collectives."""
+        """How long a rank that has run out of memory waits for the others, in place of ``timeout_seconds``."""
         self.entered: Counter[str] = Counter()
         self.failure: str | None = None
         """Reason why further collectives are impossible; None: they are possible."""
@@ -81,7 +81,7 @@ class CollectiveWatchdog:
         """Count this rank's next collective on the channel, and return its number.
 
         Raises:
-            RuntimeMisuse: an earlier collective failed, after which the ranks' call numbers differ.
+            RuntimeMisuse: an earlier collective failed, after which the ranks' call numbers may differ.
         """
         if self.failure is not None:
             raise RuntimeMisuse(

@@ -29,8 +29,12 @@ def gather(tensor: Any) -> Any:
 
 
 def gather_object(object: Any) -> Any:
-    """Concatenate all ranks' lists, tuples or sets in rank order, on every rank. A tensor contributes its rows; any
-    other value counts as one item. A single process gets its own value back."""
+    """Concatenate all ranks' lists, tuples or sets in rank order into one list, on every rank. A tensor contributes its
+    rows; any other value counts as one item. A single process gets its own value back.
+
+    Raises:
+        RuntimeMisuse: some ranks do not take part.
+    """
     return gathering.gather_object(object, _group())
 
 
@@ -48,7 +52,8 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Overwrite nested tensors with those of rank ``from_process``, and return them.
 
     Raises:
-        RuntimeMisuse: ``from_process`` is not a rank; types or shapes differ, or some ranks do not take part.
+        RuntimeMisuse: ``from_process`` is not a rank; a leaf is not a tensor; types or shapes differ among the ranks,
+            or some ranks do not take part.
     """
     return gathering.broadcast(tensor, _group(), from_process=from_process)
 

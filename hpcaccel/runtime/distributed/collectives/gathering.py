@@ -38,7 +38,7 @@ def gather(value: Any, group: RankGroup) -> Any:
     A single process gets its own tensors back, and other values unchanged.
 
     Raises:
-        NotATensor: a leaf is not a tensor.
+        NotATensor: there are several ranks, and a leaf is not a tensor.
         RuntimeMisuse: types, shapes or containers differ among the ranks, or some ranks do not take part.
     """
     if group.exchange is None:
@@ -197,8 +197,8 @@ def _overwrite(tensor: torch.Tensor, found: torch.Tensor) -> None:
 
 
 def gather_object(value: Any, group: RankGroup) -> Any:
-    """Concatenate all ranks' lists, tuples or sets in rank order, on every rank. A tensor contributes its rows; any
-    other value counts as one item. A single process gets its own value back."""
+    """Concatenate all ranks' lists, tuples or sets in rank order into one list, on every rank. A tensor contributes its
+    rows; any other value counts as one item. A single process gets its own value back."""
     if group.exchange is None:
         return value
     return [item for part in group.exchange.objects_from_all(value, what="gather_object") for item in _items(part)]

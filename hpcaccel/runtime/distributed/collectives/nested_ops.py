@@ -56,7 +56,7 @@ def get_shape(data: Any) -> Any:
 
 
 def initialize_tensors(data_structure: Any) -> Any:
-    """Uninitialised tensors in place of each ``TensorInformation``."""
+    """The same containers with an uninitialised tensor for each ``TensorInformation``."""
     if isinstance(data_structure, TensorInformation):
         return torch.empty(data_structure.shape, dtype=data_structure.dtype)
     if isinstance(data_structure, list | tuple):

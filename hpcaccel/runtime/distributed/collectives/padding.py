@@ -77,7 +77,11 @@ def lengthened(
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
-    """Pad tensors of ``batch_size`` rows with zeros to a positive multiple of ``num_processes`` rows."""
+    """Pad tensors of length ``batch_size`` along ``dim`` with zeros to the next positive multiple of ``num_processes``.
+
+    Raises:
+        NotATensor: a leaf is not a tensor.
+    """
     rows = num_processes * max(1, -(-batch_size // num_processes))
 
     def lengthen(item: torch.Tensor) -> torch.Tensor:
