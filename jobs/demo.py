@@ -50,7 +50,8 @@ def main() -> int:
 def _stop_on_the_way(
     waiting: subprocess.Popen[bytes], runs: Path, before: set[Path]
 ) -> tuple[str | None, subprocess.CompletedProcess[str] | None]:
-    """Request a stop once the new run has done its part. Returns its id and the result of the request."""
+    """Request a stop once the new run has done ``STOP_AFTER`` of its steps. Returns the run's id and the command's
+    result, or twice None if the run ended before."""
     while waiting.poll() is None:
         time.sleep(LOOK_SECONDS)
         new = sorted(set(_folders(runs)) - before)

@@ -14,7 +14,7 @@ from .building import Report, run_step
 from .errors import DevClusterError
 
 PLUGIN = Path("lib/slurm/spank_pyxis.so")
-# What enroot and its import of images start, and what its helpers are compiled with.
+# Packages of the programs that enroot runs, and of what pyxis and enroot are compiled with.
 PACKAGE_OF = {
     "cc": "build-essential",
     "make": "build-essential",
@@ -37,7 +37,7 @@ _BSD = (
 )
 
 
-# Nodes of a development cluster share a disk, where a real one's do not.
+# The nodes of a development cluster share a disk, so each needs directories of its own.
 NODE_SETTINGS = """
 ENROOT_DATA_PATH ${HOME:-/root}/.local/share/enroot/$(uname -n)
 ENROOT_RUNTIME_PATH /run/enroot/$(uname -n)

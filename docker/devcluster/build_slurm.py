@@ -94,4 +94,4 @@ def _holds_files(folder: Path) -> bool:
 
 
 def _is_compilation(line: str) -> bool:
-    return " -c " in line and not line.startswith("libtool:")  # libtool repeats its compiler's command, or two
+    return " -c " in line and not line.startswith("libtool:")  # libtool repeats the compiler's commands

@@ -25,9 +25,9 @@ def run_step(
     count: Callable[[str], bool] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs one command in `folder`; raises DevClusterError with the end of its output where it fails.
+    """Run one command in `folder`. Raises DevClusterError with the end of its output if it fails.
 
-    `count` tells which lines of the output are one piece of work each, such as one compiled file.
+    `count` returns whether a line of the output stands for one compiled file; their number is reported as progress.
     """
     report(name)
     pieces, told = 0, time.monotonic()

@@ -1,20 +1,21 @@
-"""The texts of slurm.conf, gres.conf and slurmdbd.conf.
+"""Contents of slurm.conf, plugstack.conf, gres.conf and slurmdbd.conf.
 
-Facts and option meanings: slurm.conf(5), gres.conf(5), slurmdbd.conf(5) of Slurm 22.05.
+The man pages of Slurm 22.05 describe the options: slurm.conf(5), spank(7), gres.conf(5) and slurmdbd.conf(5).
 """
 
 from __future__ import annotations
 
 from .state import State
 
-# Requeued jobs wait for this long before they may start again; Slurm's own 120 s would make every test wait.
+# How long a requeued job waits before it may start again. Slurm's default, 120 s, would slow down every test.
 CRED_EXPIRE_SECONDS = 5
 
 
 def slurm_conf(state: State, *, loopback_only: bool) -> str:
-    """`loopback_only` makes every listener bind to the address of its own host name, which is 127.0.0.1 here.
+    """Content of slurm.conf.
 
-    A login whose own name means another address has to do without it.
+    `loopback_only` makes Slurm's programs listen only on the address of their own host name, which is 127.0.0.1 on the
+    nodes. It must be False for commands outside the nodes if this machine's own name has another address.
     """
     root, options = state.root, state.options
     communication = "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny\n" if loopback_only else ""
@@ -44,7 +45,7 @@ SlurmctldPidFile={root}/run/slurmctld.pid
 SlurmdPidFile={root}/run/%n.pid
 SlurmctldLogFile={root}/log/slurmctld.log
 SlurmdLogFile={root}/log/%n.log
-# The two files differ in how the daemons listen, and in nothing that must be the same for all.
+# The slurm.conf of the daemons and that of users differ in listening addresses and paths: no warnings about that.
 DebugFlags=NO_CONF_HASH
 
 ProctrackType=proctrack/linuxproc
@@ -77,8 +78,8 @@ DefMemPerCPU=1000
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 
-# The nodes are told to be larger than this machine. Needed from the first start on: a node that has once registered
-# with less than it should have stays INVAL.
+# Lets the configured nodes be larger than this machine. Needed from the first start on: a node that has once
+# registered with fewer resources than configured stays INVAL.
 SlurmdParameters=config_overrides
 {plugins}{gres_types}{nodes}
 PartitionName=DEFAULT Nodes=ALL State=UP OverSubscribe=NO DefaultTime=01:00:00 MaxTime=7-00:00:00
@@ -91,12 +92,12 @@ PartitionName=urgent PriorityTier=100 PreemptMode=OFF
 
 
 def plugstack_conf(state: State) -> str:
-    """Content of plugstack.conf: next to each slurm.conf for srun and slurmd, and named in it for slurmstepd."""
+    """Content of plugstack.conf. srun and slurmd find it next to slurm.conf, slurmstepd by its path in slurm.conf."""
     return f"required {state.pyxis}/lib/slurm/spank_pyxis.so runtime_path={state.root}/run/pyxis\n"
 
 
 def gres_conf(state: State) -> str:
-    """GPUs that set CUDA_VISIBLE_DEVICES. They must be character devices: plain files register, but set nothing."""
+    """Content of gres.conf. GPUs must be character devices: for plain files Slurm sets no CUDA_VISIBLE_DEVICES."""
     files = "\n".join(
         f"Name=gpu File={state.root}/dev/nvidia{i} Flags=nvidia_gpu_env" for i in range(state.options.gpus)
     )

@@ -16,14 +16,14 @@ from .state import State
 
 READY_PATIENCE_SECONDS = 240.0
 TELL_SECONDS = 5.0
-"""Time after which the reason why a daemon is not ready yet is reported, and then whenever it changes."""
+"""If a daemon is not ready after this time, the reason is reported, and again whenever the reason changes."""
 Report = Callable[[str], None]
 UP_STATES = ("idle", "mixed", "allocated", "completing")
 
 
 def start_munged(state: State) -> None:
     run = state.root / "run"
-    # As root, like the other daemons: the root directory may lie where no other user may go.
+    # It runs as root, like the other daemons: the cluster's root may be in a directory that other users cannot enter.
     options = ["--foreground", f"--socket={run}/munge.socket", f"--key-file={state.root}/etc/munge.key"]
     files = [f"--pid-file={run}/munged.pid", f"--seed-file={run}/munged.seed", f"--log-file={run}/munged.log"]
     _start(state, "munged", [_program("munged"), *options, *files], hostname=state.controller)
@@ -32,13 +32,13 @@ def start_munged(state: State) -> None:
 
 def start_mariadbd(state: State) -> None:
     root = state.root
-    # Temporary files of its own: in /tmp, another cluster that is being made at the same moment takes them away.
+    # A directory of its own for temporary files: in /tmp, another cluster that is created at that time deletes them.
     common = ["--no-defaults", f"--datadir={root}/mysql", f"--tmpdir={root}/tmp", "--user=root"]
     # A throw-away database: small, and it need not survive a power cut.
     common += ["--innodb-log-file-size=8M", "--innodb-flush-method=nosync", "--innodb-flush-log-at-trx-commit=0"]
     install = [_program("mariadb-install-db"), *common, "--auth-root-authentication-method=socket", "--skip-test-db"]
     files = [f"--socket={root}/run/mariadb.socket", f"--pid-file={root}/run/mariadbd.pid"]
-    # slurmdbd checks for such a cache and for a long lock timeout.
+    # slurmdbd checks the size of the buffer pool and the lock timeout, and complains about the defaults.
     settings = [
         "--skip-networking",
         "--skip-log-bin",
@@ -46,7 +46,7 @@ def start_mariadbd(state: State) -> None:
         "--innodb-lock-wait-timeout=900",
     ]
     serve = [_program("mariadbd"), *common, *files, *settings]
-    # One process, so that the creation of the database is recorded too, and ended after Ctrl-C.
+    # One process for both commands, so that the creation of the database, too, is recorded and is ended on Ctrl-C.
     both = f"{shlex.join(install)} && exec {shlex.join(serve)}"
     _start(state, "mariadbd", ["sh", "-c", both], hostname=state.controller)
     ping = [_program("mariadb-admin"), "--no-defaults", "--user=root", f"--socket={root}/run/mariadb.socket", "ping"]
@@ -65,7 +65,7 @@ def register_cluster(state: State, report: Report) -> None:
 
 
 def start_slurmctld(state: State) -> None:
-    # slurmctld was killed before it wrote its state for the first time: newer releases then do not start again.
+    # If slurmctld was killed before it wrote its state for the first time, newer releases start again only with -i.
     states = state.root / "spool" / "slurmctld"
     unfinished = (states / "clustername").exists() and not (states / "assoc_usage").exists()
     options = ["-i"] if unfinished else []
@@ -129,7 +129,7 @@ def _start(
 
 
 def _log(state: State, role: str) -> Path:
-    """Output of a daemon. Slurm's daemons in the foreground also write the same lines to their own log."""
+    """The file with a daemon's output. Slurm's daemons in the foreground also write the same lines to their own log."""
     return state.root / "log" / f"{role}.out"
 
 

@@ -1,7 +1,7 @@
-"""The node names in /etc/hosts: the only thing of a cluster outside its root, and so also the list of all clusters.
+"""The node names in /etc/hosts: the only trace of a cluster outside its root, and therefore the list of all clusters.
 
-One line a cluster, marked with the root that it belongs to. All names mean 127.0.0.1: Slurm's programs answer to the
-address that a message came from, and on the loopback device that is 127.0.0.1 whichever 127.x was called.
+There is one line per cluster, marked with its root. All names have the address 127.0.0.1: Slurm's programs reply to the
+address that a message came from, and on the loopback device that is 127.0.0.1 whichever 127.x.x.x was contacted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def locked() -> Iterator[None]:
 
 
 def add(names: Sequence[str], root: Path) -> None:
-    """Call with the lock held."""
+    """Add the line of the cluster in `root`. The caller must hold the lock."""
     content = HOSTS.read_bytes()
     line = f"127.0.0.1 {' '.join(names)} {_MARK}{root}\n".encode()
     with HOSTS.open("ab") as file:  # appended by one write: a reader sees all of it or nothing
@@ -33,14 +33,14 @@ def add(names: Sequence[str], root: Path) -> None:
 
 
 def remove(root: Path) -> None:
-    """Call with the lock held. Does nothing if the line does not exist."""
+    """Remove the line of the cluster in `root`, if there is one. The caller must hold the lock."""
     old = HOSTS.read_bytes()
     mark = f"{_MARK}{root}\n".encode()
     new = b"".join(line for line in old.splitlines(keepends=True) if not line.endswith(mark))
     if new == old:
         return
-    # In place, since in a container the file is a mount that cannot be replaced; the shorter text first and the cut
-    # after it, so that no reader ever finds the file empty.
+    # Write in place, because in a container the file is a mount that cannot be replaced. The new, shorter text is
+    # written before the file is truncated, so that no reader ever finds the file empty.
     fd = os.open(HOSTS, os.O_WRONLY)
     try:
         os.pwrite(fd, new, 0)

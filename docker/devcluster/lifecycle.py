@@ -1,4 +1,4 @@
-"""Start and stop a cluster; fail and restore one node."""
+"""Start and stop a cluster; fail and restore one node or daemon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def up(root: Path, asked: Mapping[str, object], report: Report, *, pyxis: str = 
             _check_same(old, asked)
             if pyxis and pyxis != old.pyxis:
                 raise DevClusterError(
-                    f"the cluster in {root} is up with pyxis={old.pyxis!r}: stop it first with `down`"
+                    f"the cluster in {root} is up with pyxis={old.pyxis!r}, not {pyxis!r}: stop it first with `down`"
                 )
             report(f"already up: {root}")
             return old
@@ -44,7 +44,7 @@ def up(root: Path, asked: Mapping[str, object], report: Report, *, pyxis: str = 
 
 
 def down(root: Path, report: Report) -> bool:
-    """Stop what `up` started; False if there was nothing. The logs stay until the next `up`."""
+    """Stop what `up` started. Returns False if there is no cluster. The logs stay until the next `up`."""
     if not is_root(root):
         return False
     with locked(root):
@@ -82,7 +82,7 @@ def restore(root: Path, role: str) -> None:
             daemons.start_slurmctld(state)
             daemons.wait_for_nodes(state, [node for node in state.nodes if node not in state.failed])
         else:
-            _end_descendants(state, [role])  # the reboot ends what --slurmd-only had left
+            _end_descendants(state, [role])  # like a reboot: ends the jobs that --slurmd-only left running
             daemons.start_slurmd(state, role)
             daemons.wait_for_slurmd(state, role)
             daemons.wait_for_nodes(state, [role])
@@ -122,9 +122,9 @@ def _stop(state: State) -> None:
 
 
 def _end_descendants(state: State, roles: Sequence[str]) -> None:
-    """Kill until none is left: a process that forks during the search is found in the next round."""
+    """Kill all descendants of these daemons. The search is repeated, because processes may fork meanwhile."""
     daemons_of = [state.processes[role] for role in roles if role in state.processes]
-    # Of these alone: the number of a dead node's namespace may have gone to another node's, which came back before it.
+    # Only these names: the namespace number of a dead node may now belong to another node, which was restored earlier.
     hostnames = {role if role in state.nodes else state.controller for role in roles}
     while left := processes.descendants(daemons_of, hostnames):
         processes.end(left, signal.SIGKILL, patience_seconds=10)

@@ -1,10 +1,10 @@
-"""Processes that we started: how they are recorded, recognised after a crash, and ended.
+"""Processes that this program started: how they are recorded, recognised after a crash, and ended.
 
-A pid alone names whoever has it today. A pid with its start time and the machine's boot names one process for ever,
-and a pidfd taken before that check cannot slip to another process afterwards.
+A pid alone is ambiguous, because pids are reused. A pid with the process's start time and the machine's boot id stands
+for one process for ever, and a pidfd opened before these are compared cannot refer to another process afterwards.
 
-Every daemon lives in a UTS namespace of its own, whose host name is the node's. Its job step daemons and their tasks
-inherit that namespace whatever they do to their parents, sessions or environment: this is how they are found.
+Every daemon runs in a UTS namespace of its own, with the host name of its node or of the controller. A slurmd's job
+step daemons and their tasks inherit the namespace, whatever their parent, session and environment, and are found by it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def start(
     hostname: str,
     mounts: Sequence[tuple[Path, Path]] = (),
 ) -> None:
-    """Starts `command` in a session of its own, in a new UTS namespace called `hostname`.
+    """Start `command` in a session of its own, in a new UTS namespace with the host name `hostname`.
 
-    `mounts`: pairs of a folder and where it is to be seen, in a mount namespace of the process's own. The child becomes
-    the command only after `record` has returned. Should we be killed before that, it reads the end of the file and
-    leaves: no process is ever left that nobody has written down.
+    `mounts`: pairs of a folder and the place where it is mounted, in a mount namespace of the process's own. The child
+    execs `command` only after `record` has returned. If this process is killed before that, the child reads the end of
+    its standard input and exits, so that no unrecorded process is left.
     """
     binds = "".join(f"mount --bind {shlex.quote(str(here))} {shlex.quote(str(there))} && " for here, there in mounts)
     prepare = binds + 'hostname "$0" && read -r go && exec "$@" </dev/null'
@@ -76,7 +76,7 @@ def start(
 
 
 def _wait_for_namespace(child: subprocess.Popen[bytes]) -> None:
-    """Wait for `unshare`; until then the child is still in our own namespace."""
+    """Wait until `unshare` has moved the child out of this process's own UTS namespace."""
     own = _uts(os.getpid())
     deadline = time.monotonic() + 5
     while _uts(child.pid) == own and child.poll() is None and time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def end(processes: Sequence[Process], sig: signal.Signals, *, patience_seconds: 
 def descendants(daemons: Iterable[Process], hostnames: Iterable[str]) -> list[Process]:
     """Every other process in the namespaces of `daemons`: job step daemons, tasks, and whatever those left behind.
 
-    The kernel reuses a namespace's number once the namespace is gone, so its host name has to be one of ours too.
+    The kernel reuses a namespace's number once the namespace is gone, so its host name must be in `hostnames`, too.
     """
     this_boot = boot_id()
     records = [daemon for daemon in daemons if daemon.boot_id == this_boot]
@@ -148,7 +148,7 @@ def _start_ticks(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The name, in brackets, may hold spaces and brackets itself; state is field 3 and starttime field 22, proc(5).
+    # The name, in parentheses, may contain spaces and parentheses; state is field 3 and starttime field 22, proc(5).
     match = re.fullmatch(r"\d+ \(.*\) (.*)", stat.strip(), re.DOTALL)
     if match is None:
         return None

@@ -1,4 +1,4 @@
-"""Requirements for the machine."""
+"""Checks whether this machine can run a cluster; where Slurm's programs are, and the environment of the daemons."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def search_path(slurm_folders: Sequence[str]) -> str:
 
 
 def environment(slurm_folders: Sequence[str] = ()) -> dict[str, str]:
-    """The environment of the daemons: only the path and the time zone of the caller's."""
+    """The environment of the daemons. It takes only PATH and TZ from the caller's environment."""
     kept = {name: os.environ[name] for name in ("TZ",) if name in os.environ}
     return {"PATH": search_path(slurm_folders), "HOME": "/root", "LC_ALL": "C.UTF-8", **kept}
 
@@ -68,7 +68,7 @@ def problem() -> str | None:
 
 
 def _mixture_problem() -> str | None:
-    """Error if programs are from different releases, as with only the bin of a prefix on PATH; else None."""
+    """The problem if programs are from different installations (as with one whose sbin is not on PATH), or None."""
     names = ("sbatch", "slurmctld", "slurmd", "slurmdbd")
     found = [Path(path) for name in names if (path := shutil.which(name, path=SEARCH_PATH))]
     if len({path.resolve().parents[1] for path in found}) == 1:

@@ -18,19 +18,19 @@ from .build_pyxis import PLUGIN
 from .errors import DevClusterError
 from .state import Options, Ports, State, is_root, load
 
-# Below the range that the kernel gives to outgoing connections, which may take a port between choosing and binding.
+# Below the kernel's range for outgoing connections, which might take a port after it is chosen and before it is bound.
 PORTS = range(20000, 32000)
-# A job's sockets are called <root>/spool/<node>/<node>_<job>.<step>, and a socket's name holds 107 bytes at most.
+# A job step has the socket <root>/spool/<node>/<node>_<job>.<step>, and the path of a socket has at most 107 bytes.
 MAX_ROOT_BYTES = 60
 NULL_DEVICE = os.makedev(1, 3)
 LOGIN_SCRIPTS = Path("/etc/profile.d")
 
 
 def claim(root: Path) -> None:
-    """Check that the root is a directory that may be emptied: new, empty, or a cluster's root before."""
+    """Make the root if it does not exist. It must be empty or an earlier cluster's root, because `up` empties it."""
     if len(os.fsencode(root)) > MAX_ROOT_BYTES or any(c.isspace() or c in "#%" for c in str(root)):
         raise DevClusterError(
-            f"--root {str(root)!r} cannot be used: at most {MAX_ROOT_BYTES} bytes (names of Unix sockets are short), "
+            f"--root {str(root)!r} cannot be used: at most {MAX_ROOT_BYTES} bytes (paths of Unix sockets are short), "
             "without spaces, # and %"
         )
     root.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def claim(root: Path) -> None:
 
 
 def create(root: Path, options: Options, *, pyxis: str = "") -> State:
-    """Create and save a state with names and ports that no other cluster on this machine has."""
+    """Create a cluster's files, with names and ports that no other cluster on this machine has. Saves the state."""
     if pyxis and not (plugin := Path(pyxis, PLUGIN)).is_file():
         raise DevClusterError(f"--pyxis {pyxis}: there is no {plugin}; create such a prefix with build-pyxis")
     clear(root, keep_logs=False)
@@ -55,7 +55,7 @@ def create(root: Path, options: Options, *, pyxis: str = "") -> State:
         state = State(root=root, options=options, ports=ports, slurm_folders=folders, pyxis=pyxis)
         if taken := {*state.nodes, state.controller} & hosts.taken_names():
             raise DevClusterError(
-                f"--prefix {options.prefix!r}: {', '.join(sorted(taken))} already in {hosts.HOSTS}, for another "
+                f"--prefix {options.prefix!r}: {hosts.HOSTS} already contains {', '.join(sorted(taken))}, for another "
                 "cluster or machine. Choose another prefix, or omit --prefix to use a free one"
             )
         state.save()
@@ -75,7 +75,7 @@ def clear(root: Path, *, keep_logs: bool) -> None:
 
 
 def _write_files(state: State) -> None:
-    # An srun at the login that binds to this machine's name has to be reached by nodes, who answer to 127.0.0.1.
+    # Nodes connect to an srun outside them through 127.0.0.1. With loopback_only it listens at this machine's own name.
     _write(state.slurm_conf, config.slurm_conf(state, loopback_only=_this_host_is_loopback()))
     _write(state.daemons_conf, config.slurm_conf(state, loopback_only=True))
     _write(state.daemons_conf.with_name("slurmdbd.conf"), config.slurmdbd_conf(state), mode=0o600)
@@ -88,12 +88,12 @@ def _write_files(state: State) -> None:
             _write(conf.with_name("plugstack.conf"), config.plugstack_conf(state))
     _write(state.root / "etc" / "munge.key", os.urandom(128), mode=0o600)
     for i in range(state.options.gpus):
-        # Like /dev/null: Slurm only needs a character device, and it gives no access to a real GPU.
+        # The same device as /dev/null: Slurm only needs a character device, and this one is no real GPU.
         os.mknod(state.root / "dev" / f"nvidia{i}", stat.S_IFCHR | 0o666, NULL_DEVICE)
 
 
 def _write_login_scripts(state: State) -> None:
-    """Write the system's login scripts and an additional one: /etc/profile resets PATH in a login shell."""
+    """Copy the system's login scripts and add one that sets PATH, because /etc/profile resets PATH in a login shell."""
     if LOGIN_SCRIPTS.is_dir():
         shutil.copytree(LOGIN_SCRIPTS, state.login_scripts, symlinks=True)
     else:
@@ -120,7 +120,7 @@ def _this_host_is_loopback() -> bool:
 
 
 def _drop_lost_hosts() -> None:
-    """Remove lines of clusters whose root has been deleted."""
+    """Remove the lines of clusters whose state file no longer exists."""
     for root in hosts.marked_roots():
         if load(root) is None:
             hosts.remove(root)

@@ -25,7 +25,7 @@ class Options:
     name: str = "dev"
     nodes: int = 4
     prefix: str = ""
-    """Node names are prefix + number; empty: a free one is chosen."""
+    """Node names are this prefix and a number. If it is empty, a free prefix is chosen."""
     gpus: int = 2
     cpus: int = 16
     memory_mb: int = 20000
@@ -54,11 +54,11 @@ class State:
     failed: list[str] = dataclasses.field(default_factory=list)
     """Roles stopped by `fail`."""
     slurm_folders: tuple[str, ...] = ()
-    """Directories of its Slurm, if that is not the system's."""
+    """Directories of the cluster's Slurm; empty if that is the system's."""
     pyxis: str = ""
-    """The prefix of pyxis and enroot; empty: without containers."""
+    """The prefix of pyxis and enroot; empty for a cluster without containers."""
     ready: bool = False
-    """False until all nodes are idle, and again while the cluster is stopped."""
+    """False until all nodes are up, and again while the cluster is being stopped."""
 
     @property
     def nodes(self) -> list[str]:
@@ -133,7 +133,7 @@ def is_root(root: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(root: Path) -> Iterator[None]:
-    """Lock: one `up`, `down`, `fail` or `restore` at a time per root. It is released when its process ends."""
+    """Lock: one `up`, `down`, `fail` or `restore` at a time per root. The lock is also released if the process dies."""
     fd = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -49,7 +49,7 @@ def _code(arguments: list[str]) -> int:
         if error.errno not in UNWRITABLE_ERRNOS:
             raise
         how = "`hpcaccel resume` or `hpcaccel sweep resume`"
-        print(f"hpcaccel: {error}. If the job ends because of this, continue it with {how}", file=sys.stderr)
+        print(f"hpcaccel: {error}. If the job ends because of this, continue with {how}", file=sys.stderr)
         return HpcaccelError.exit_code
 
 
@@ -134,7 +134,7 @@ def _ranks(arguments: list[str]) -> None:
 
 
 def _node_steps(arguments: list[str]) -> int | None:
-    """Subcommands for steps on the nodes before and after the ranks. They report in JSON lines on standard output."""
+    """Subcommands for steps on the nodes before and after the ranks. Results are JSON lines on standard output."""
     match arguments:
         case ["import-image", directory, runtime]:
             from hpcaccel.node.environment.containers import import_for

@@ -155,7 +155,7 @@ class Attempt:
         return self.decide(1, self.job.scheduler.query(), failure)
 
     def _wait_for_room(self) -> Failure | None:
-        """Wait while the disk is full or not writable. Returns the failure if time runs out, None after a stop."""
+        """Wait while the disk is full or not writable. Returns the failure if time runs out, else None."""
         ends = self.job.ledger.ends
         checks = self.job.launch.resilience.preflight != "off"
         wait = wait_before_start(self.job.run, ends[-1] if ends else None, checks=checks)

@@ -89,8 +89,8 @@ def shell_code(code: int) -> int:
 
 
 MARK = "HPCACCEL_BATCH"
-"""Environment variable: ``<process id>:<its start in clock ticks>:<seconds since the epoch>`` of the batch step. Its
-descendants inherit it."""
+"""Environment variable that all descendants of the batch step inherit: the batch step's process id, its start in clock
+ticks, and its start in seconds since the epoch, separated by colons."""
 KILLED = "HPCACCEL_KILLED"
 """Environment variable: number of the signal that killed the previous supervisor or worker."""
 START_AGAIN = 86
@@ -126,8 +126,8 @@ class BatchStep:
     """Starts the child, forwards signals to it, and restarts it if it is killed.
 
     Args:
-        command: the child's command line: Python, the node program, ``supervise`` or ``work``, a directory, a worker's
-            index.
+        command: the child's command line: Python, the node program, ``supervise`` or ``work``, a directory, and for
+            ``work`` the worker's index.
         script: the batch script, which a requeue on the local backend runs again.
         give_up: see ``run_batch``.
     """

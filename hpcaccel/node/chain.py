@@ -36,7 +36,8 @@ __all__ = ["ChainedAllocation", "current_allocation"]
 log = logging.getLogger(__name__)
 
 NAMED_WITHIN_SECONDS = 60.0
-"""How long a job waits to appear in the run's record: it may start before the submitting command has written it."""
+"""How long a job waits until the run's record lists it: the job may start before the submitting command has recorded
+its ID."""
 
 _REASONS: dict[JobState, Reason] = {
     JobState.CANCELLED: "cancelled",
@@ -54,7 +55,7 @@ class ChainedAllocation(SlurmAllocation):
     """A Slurm job that is never requeued: the next job of the chain continues the run."""
 
     chained = True
-    GOES_ON_IN_DOUBT = True  # the next job queries this job's final state again, when it is certain
+    GOES_ON_IN_DOUBT = True  # the next job queries this job's final state again, once that is certain
 
     def __init__(self, run: RunDir, limits: RestartPolicy, slurm: Slurm | None = None) -> None:
         super().__init__(slurm)
@@ -90,8 +91,8 @@ class ChainedAllocation(SlurmAllocation):
         return True
 
     def _begin_alone(self) -> bool:
-        """Record this job as the chain's first if the submitting command died before it recorded any. Returns False if
-        other jobs are recorded."""
+        """Record this job as the chain's first if the submitting command died before it recorded a job. Returns False
+        if other jobs are recorded."""
         record = self._record()
         if record["job_ids"]:
             return False
@@ -99,7 +100,9 @@ class ChainedAllocation(SlurmAllocation):
         return True
 
     def _ended(self, before: Sequence[str]) -> AttemptEnd | None:
-        """The end line of the chain, from the ledger or from the earlier jobs' final states; None if it continues.
+        """The end line of the chain, from the ledger or from earlier jobs' final states; None if the chain continues.
+
+        Writes the end lines that the earlier jobs did not write themselves.
 
         Args:
             before: ID of the last job that took over the run; empty if there was none.

@@ -87,9 +87,10 @@ class Ledger(RunLedger):
         Returns None if no attempt is unfinished.
 
         Args:
-            reason: why Slurm ended the job, if that is known; default: the reason of the last stop, else ``lost``.
-            decision: what follows, unless a pause or prune was requested; default: what the last stop requested, else
-                a requeue.
+            reason: why Slurm ended the job, if that is known; default: the reason of the last stop, else ``lost``. A
+                prune takes precedence.
+            decision: what follows, unless a pause or prune was requested; default: ``end`` if the last stop was a
+                cancel, else ``requeue``.
             killed: what was killed, for the line's text.
             why: explanation, for the line's text.
         """
@@ -123,7 +124,7 @@ def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
 
 
 def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
-    """The last attempt that got further than all earlier ones, and the attempts after it."""
+    """The last attempt that got further than all earlier ones, and the attempts after it. All, if none got further."""
     found: list[AttemptEnd] = []
     furthest = 0
     for line in ends:
@@ -171,7 +172,7 @@ def read_outcome(run: RunDir, attempt: int) -> Outcome | None:
 
 
 def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
-    """The end line's fields about the attempt's progress: its first and last steps, and the newest checkpoint."""
+    """The end line's fields about the attempt's progress: where it resumed, its steps, and the newest checkpoint."""
     steps = read_steps(run, attempt, LoggedSteps.of(Logged(run).read()).get(attempt))
     newest, outcome = checkpoint_files.newest(run.checkpoints), read_outcome(run, attempt)
     name, step = (newest.name, newest.step) if newest else (None, None)

@@ -236,7 +236,7 @@ def become_agent(run: RunDir) -> NoReturn:
     """Replace this process with torchrun.
 
     Raises:
-        RankEnvironmentError: Python cannot be started, or MASTER_ADDR is not set.
+        RankEnvironmentError: no Python is found or it cannot be started, or MASTER_ADDR is not set.
     """
     from hpcaccel.node.rank import python_of
 

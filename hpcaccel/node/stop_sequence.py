@@ -34,8 +34,8 @@ __all__ = ["Pace", "StopSequence", "lead_seconds", "patience_seconds", "read_pac
 log = logging.getLogger(__name__)
 
 LEAVE_BEFORE_END_SECONDS = 15.0
-"""Time reserved for the requeue, which must be complete when the scheduler kills the job; at most a quarter of the
-remaining time."""
+"""Time reserved for the requeue, which must be complete when the scheduler kills the job. Once a stop has begun, at
+most a quarter of the remaining time."""
 MARGIN_SECONDS = 5.0
 """Added to the estimated time until the last rank's exit."""
 MARGIN_OF_SAVE = 0.1
@@ -62,7 +62,7 @@ class Pace:
 def read_pace(run: RunDir, attempt: int) -> Pace | None:
     """The pace of this attempt, or None if no save has been measured yet or the file cannot be read.
 
-    Until the first save of an attempt, ``timing.json`` contains the slowest save of the previous attempt.
+    Until the first save of an attempt, ``timing.json`` contains the slowest save of earlier attempts.
     """
     try:
         value = read_json(run.timing(attempt))
@@ -108,7 +108,7 @@ def warnings(pace: Pace, limits: RestartPolicy, kill_wait_seconds: float | None)
     if pace.needed_seconds + LEAVE_BEFORE_END_SECONDS > limits.warning_seconds:
         yield (
             f"two steps and a save may take {pace.needed_seconds:.0f} s: the ranks will be stopped early enough for "
-            "that before the time limit, unless it takes more than half of the limit"
+            "these before the time limit, but not in the first half of the limit"
         )
     if kill_wait_seconds is not None and pace.save_seconds > kill_wait_seconds:
         yield (
@@ -130,7 +130,7 @@ READ_PACE_SECONDS = 15.0
 KILL_AGAIN_SECONDS = 10.0
 """Ranks that are still running this long after a kill are killed again."""
 PRUNED_SECONDS = 60.0
-"""Longest time that a pruned trial gets to exit. It saves nothing, and other trials need its nodes."""
+"""Longest time to exit for a trial pruned with ``finish``. It saves nothing, and other trials need its nodes."""
 WRITE_END_SECONDS = 5.0
 """Time reserved to write the attempt's end before the scheduler kills the batch step, too; at most a third of
 KillWait."""
@@ -143,7 +143,7 @@ class StopSequence:
         self.request: StopRequest | None = None
         """The last request to the ranks."""
         self.cancel_requested = False
-        """Whether the job was cancelled, so that it ends for good."""
+        """Whether the job or the run was cancelled, so that the run ends for good."""
         self._run = run
         self._launch = launch
         self._scheduler = scheduler
@@ -189,8 +189,8 @@ class StopSequence:
         self.cancel_requested |= meaning.is_cancel
         self._stop(ranks, meaning.reason, then="cancel" if meaning.is_cancel else "requeue")
         if self._killed_at is not None and (status.requeueable or not status.will_requeue):
-            # This deadline overrides a later one from an earlier request. If the scheduler requeues the job, its next
-            # start writes the end of this attempt.
+            # This deadline overrides a later one from an earlier request. None is needed if the scheduler requeues the
+            # job: its next start writes the end of this attempt.
             at = time.monotonic() + max(0.0, self._killed_at - time.time())
             self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 

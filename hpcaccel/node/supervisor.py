@@ -59,7 +59,7 @@ def record_killed(run: RunDir, why: str) -> int:
 
 
 def _with_lease(run: RunDir, work: Callable[[Supervisor], int]) -> int:
-    """Call ``work`` with a supervisor of ``run``, unless ``Allocation.begin`` returns False. Returns the exit code.
+    """Call ``work`` under the run's lease, unless ``Allocation.begin`` returns False. Returns the exit code.
 
     Raises:
         RunBusy: see ``lease.acquire``.
@@ -256,7 +256,7 @@ class Supervisor:
         if not bad:
             return None
         if not placement.worth_leaving(bad):
-            log.info("starting on %s although excluded: see %s", ", ".join(bad), self.job.run.excluded_nodes)
+            log.info("starting on %s despite the exclusion: see %s", ", ".join(bad), self.job.run.excluded_nodes)
             return None
         detail = f"started on {', '.join(bad)}, which the run excludes"
         log.info("%s", detail)

@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next byte. ``forward`` takes bytes (batch, time) and the bytes that follow; gives the mean loss."""
+    """Predicts the next byte. ``forward`` takes bytes and the byte after each, (batch, time); returns the mean loss."""
 
     def __init__(
         self, *, depth: int, width: int, heads: int, context: int, dropout: float, vocabulary: int = 256
@@ -51,7 +51,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.token.weight  # one table for what comes in and what goes out
+        self.head.weight = self.token.weight  # the embedding and the output layer share their weights
         self.apply(_initialise)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 
 def standard_library(limit_bytes: int) -> Tensor:
-    """The first ``limit_bytes`` of the library's modules, in the order of their names, as bytes."""
+    """The first ``limit_bytes`` bytes of the library's top-level modules, in alphabetical order (uint8)."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text += path.read_bytes()
@@ -19,7 +19,7 @@ def standard_library(limit_bytes: int) -> Tensor:
 
 
 class Windows(Dataset):
-    """Consecutive windows of a text: ``context`` bytes, and the same shifted by one."""
+    """Consecutive windows of a text: ``context`` bytes, and the same window shifted by one byte (int64 tensors)."""
 
     def __init__(self, text: Tensor, context: int) -> None:
         self.text = text

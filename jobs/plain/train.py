@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 STEPS = int(os.environ.get("PLAIN_STEPS", "200"))
-# The run directory, which stays the same after a preemption; under torchrun, the current directory.
+# The run directory, which stays the same after a preemption; without hpcaccel, the current directory.
 CHECKPOINT = Path(os.environ.get("HPCACCEL_RUN_DIR", ".")) / "plain.pt"
 
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

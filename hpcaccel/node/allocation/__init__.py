@@ -77,7 +77,7 @@ class Allocation(Protocol):
         ...
 
     def end(self) -> None:
-        """Cancel the waiting jobs of the chain if the run is over. Called when the job ends."""
+        """Cancel the pending jobs of the chain if the run is over or paused. Called when the job ends."""
         ...
 
     def status(self, *, patient: bool = True) -> JobStatus:
@@ -90,7 +90,7 @@ class Allocation(Protocol):
 
     @property
     def kill_wait_seconds(self) -> float | None:
-        """Seconds between SIGTERM and SIGKILL when the scheduler terminates the job. None: it sends no SIGKILL."""
+        """Seconds between SIGTERM and SIGKILL when the scheduler terminates the job; None if it sends no SIGKILL."""
         ...
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""The scheduler's view of this allocation: when to query it, the last status, and the meaning of a signal.
+"""The scheduler's view of this allocation: when to query Slurm, the last status, and the meaning of a signal.
 
 Each query takes time on Slurm's controller, so a supervisor queries after a signal and otherwise rarely. The
 supervisors of a sweep's trials read the status that their worker shares in ``workers/<i>/job.json``: they need the
@@ -33,8 +33,8 @@ QUERY_SECONDS = 60.0
 """Shortest interval between routine queries."""
 SELDOM_SECONDS = 300.0
 """Longest interval between queries. Slurm does not notify a job whose time limit was shortened, so the job polls. While
-its end is far it polls rarely, because all tasks of an array poll. If less than this interval is left after the change,
-the job may learn of it only from Slurm's own warning."""
+its end is far away, it polls rarely, because all tasks of an array poll. If less than this interval is left after the
+change, the job may notice the change only through Slurm's own warning."""
 EARLY_SECONDS = 90
 """Slurm may send its warning signal up to 60 seconds early. A warning more than this number of seconds early
 belongs to a limit that has been extended since, or was sent by a user."""
@@ -174,8 +174,9 @@ def _taken_down(status: JobStatus) -> SignalMeaning:
 
 
 def write_shared_status(path: Path, status: JobStatus, *, queried_at: float) -> None:
-    """Write ``status`` to ``path`` if the job is running and not preempted. Any other status removes the file, so that
-    each trial queries the scheduler itself. An unknown status leaves the file unchanged, to avoid these queries."""
+    """Write ``status`` to ``path`` if the job is running and not preempted. Any other known status removes the
+    file, so that each trial queries the scheduler itself. An unknown status leaves the file unchanged, to avoid these
+    queries."""
     if not status.known:
         return
     if not status.running or status.preempted:

@@ -34,7 +34,7 @@ SAME_MOMENT_SECONDS = 2
 _ENDS: dict[JobState | None, Reason | None] = {
     JobState.PREEMPTED: "preempted", JobState.NODE_FAIL: "lost", JobState.CANCELLED: None,
 }  # fmt: skip
-"""Why a job was terminated, by its final state in Slurm's accounting. None: a user cancelled it."""
+"""Why a job was terminated, by its final state in Slurm's accounting. The value None stands for a user's cancel."""
 KILL_WAIT_SECONDS = 30.0
 """Slurm's default for KillWait."""
 REQUEUE_DELAYS_SECONDS = (2, 5, 10, 20, 30, 60, 0)
@@ -266,7 +266,7 @@ def _may_end_again(job: JobInfo, config: dict[str, str]) -> bool:
 
 
 def _release(version: str) -> tuple[int, int]:
-    """``26.11.0-0rc1`` → (26, 11); (0, 0) for anything else."""
+    """The release as numbers, such as (26, 11) for ``26.11.0-0rc1``; (0, 0) if ``version`` does not begin with one."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 

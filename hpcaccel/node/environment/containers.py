@@ -1,7 +1,8 @@
 """Ranks in containers: the command line that starts a rank in pyxis, Apptainer or enroot, and the import of an image.
 
 The supervisor runs outside the container, with Slurm's commands and the cluster's Python. A container ends with its
-step: ``--container-name`` is never used. An image from a registry is imported once for all nodes and jobs.
+step, because ``--container-name``, which would keep it, is never used. An image from a registry is imported once for
+all nodes and jobs.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def find_apptainer() -> str | None:
 
 
 def _help_of_srun() -> str:
-    """The output of ``srun --help``, which lists pyxis's options; empty if there is no srun."""
+    """The output of ``srun --help``, which lists pyxis's options if pyxis is installed; empty if there is no srun."""
     if shutil.which("srun") is None:
         return ""
     answer = subprocess.run(["srun", "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -126,7 +126,7 @@ def bring(source: Path, directory: Path) -> int:
     """Copy ``source`` into ``directory`` under its own name. Returns the number of bytes that had to be copied.
 
     Raises:
-        NoRoom: the disk has too little free space. This may be found only while copying.
+        NoRoom: the disk has too little free space. This may become apparent only while copying.
         OSError: a file cannot be read or written.
     """
     target = directory / source.name
@@ -147,7 +147,7 @@ def bring(source: Path, directory: Path) -> int:
 
 
 def _files(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
-    """Pairs of source file and copy; creates the folders. Links are followed: targets may be outside the source."""
+    """Pairs of source file and copy; creates the folders. Symbolic links are followed, also out of the source."""
     if not source.is_dir():
         source.stat()  # raises an error if the source is missing
         yield source, target

@@ -27,7 +27,7 @@ class Cause:
     meaning: str
     follows: Follows
     advice: str = ""
-    """One sentence for the user; empty if the user need not act."""
+    """What the user can do or check; empty if nothing is needed."""
     errors: tuple[str, ...] = ()
     """Patterns for a rank's last exception, ``Type: message``, or for one that it was raised from."""
     lines: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ CAUSES = (
         meaning="Slurm did not create the step of the ranks: an earlier step of the job still held its memory",
         follows="restart",
         never_began=True,
-        advice="If it happens each time, `srun.extra` asks for more memory than the job has.",
+        advice="If it happens each time, `srun.extra` requests more memory than the job has.",
         lines=(r"^srun: error: Unable to create step for job \S+: Memory required by task is not available",),
     ),
     Cause(

@@ -23,7 +23,7 @@ __all__ = [
 
 BLOCK_BYTES = 1 << 20
 LINE_BYTES = 4096
-"""Within a long line, each block repeats the last bytes of the previous one: this many. Slurm's lines are shorter."""
+"""Number of bytes that a block in a long line repeats from the end of the previous block. Slurm's lines are shorter."""
 
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
 _ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")

@@ -1,7 +1,7 @@
 """Full or unreachable disks: retrying writes, and checking for free space before the ranks start.
 
-All nodes share the run directory, so no node is blamed for it. Before the ranks start, the batch step checks the disk
-and waits some minutes for space to be freed.
+All nodes share the run directory, so no node is blamed if its disk is full. Before the ranks start, the batch step
+checks the disk and waits up to 10 minutes for space to be freed.
 """
 
 from __future__ import annotations

@@ -29,13 +29,13 @@ LEAST_SECONDS = 600.0
 STEPS = 20
 """The default limit is this multiple of the slowest rank's step duration, at least ``LEAST_SECONDS``."""
 PATIENT = 3
-"""Factor on the limit where a rank may take longer: in the first step, which compiles; in loads and saves; while its
-stack changes; and if it is the only rank, so that no other rank waits."""
+"""Factor on the limit where a rank may take longer: in the first two steps, which may compile; in loads and saves;
+while its stack changes; and if it is the only rank, so that no other rank waits."""
 SILENT_BEATS = 6
 """A rank is silent after this number of missing heartbeats."""
 SILENT_SECONDS = 300.0
-"""A silent rank hangs once the other ranks have waited for this time, or for the limit if that is shorter. C code that
-holds the GIL may take a while."""
+"""A silent rank counts as hanging once the other ranks have waited for this time, or for the limit if that is
+shorter. C code that holds the GIL may take a while."""
 LOOK_SECONDS = 30.0
 """Longest interval between two checks for hangs."""
 DUMP_SECONDS = 5.0

@@ -1,7 +1,7 @@
 """Reads the ranks' heartbeats for the supervisor, and measures the time since each one changed.
 
 Times are measured with the supervisor's clock alone, so that clocks of different nodes are never compared. If a reading
-is delayed because this machine or its file system hung, it adds little more than the interval between readings.
+is delayed because this machine or its file system hung, these times grow by little more than the usual interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LATE_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankSign:
-    """A rank's last heartbeat, and the time since it changed (seconds)."""
+    """A rank's last heartbeat, and the seconds since it and its parts changed."""
 
     beat: Beat
     silent: float

@@ -1,7 +1,7 @@
 """Preflight: checks of all nodes before the ranks start, and the nodes that did not pass.
 
-The quick check runs once on each node, through srun unless the batch step is on the only one (``preflight_checks``). In
-the full check, if no node has findings, all ranks then do one all-reduce, in the ranks' own environment. Its program
+The quick check runs once on each node, through srun unless the batch step runs on the only node (``preflight_checks``).
+In the full check, if no node has findings, all ranks then do one all-reduce, in the ranks' own environment. Its program
 (``preflight_program``) is passed to Python as text, since the batch step never imports torch and the ranks' Python may
 not have hpcaccel. If all of several nodes have findings, no node is to blame: the findings are logged, and the ranks
 start. The batch step itself checks the free space of the run directory (``disk_space``).

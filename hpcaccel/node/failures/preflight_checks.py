@@ -39,7 +39,7 @@ RECENT_SECONDS = 3600
 """Older Xids are ignored: a reset may have fixed their cause, and the kernel's log does not show resets."""
 
 _HARDWARE_XIDS = {48, 62, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143}
-"""The Xids on NVIDIA's list that no program can cause."""
+"""Xids that, according to NVIDIA's list, no user program can cause."""
 _XID = re.compile(
     r"^\[ *(?P<at>\d+\.\d+)\] NVRM: Xid \((?:PCI:)?(?P<bus>[0-9A-Fa-f:.]+)\): (?P<number>\d+), *(?P<text>.*)"
 )
@@ -61,7 +61,7 @@ def print_findings(run_dir: Path) -> int:
 
 
 def check_node(run_dir: Path, env: Mapping[str, str], *, local: bool = False) -> Iterator[str]:
-    """Check this node. Yields one sentence for each problem."""
+    """Check this node. Yields a message for each problem."""
     if not local:
         yield from _gpus(env)
         yield from _way_to_rank_0(env)
@@ -246,7 +246,7 @@ def _way_to_rank_0(env: Mapping[str, str]) -> Iterator[str]:
 def serve_connection_test(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
     """Listen on a port of rank 0's node, as the ranks' store will, and reply to connections that send the token.
 
-    Yields the variables for the checks. They are empty, and no port is opened, if the batch step is not on rank 0's
+    Yields the variables for the checks. There are none, and no port is opened, if the batch step is not on rank 0's
     node or there is only one node.
     """
     if os.environ.get("SLURMD_NODENAME", nodes[0]) != nodes[0] or len(nodes) == 1:

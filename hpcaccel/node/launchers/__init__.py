@@ -53,7 +53,7 @@ PORT_TRIES = 100
 
 class RankProcesses(Protocol):
     def poll(self) -> int | None:
-        """None while ranks run, then one exit code for all of them (128 + n for signal n)."""
+        """The common exit code of all ranks (128 + n for signal n), or None while any rank runs."""
         ...
 
     def request_stop(self) -> None:
@@ -170,10 +170,10 @@ def run_on_each_node(line: str, *, launch: LaunchSpec) -> int:
 
 
 def rank_command(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], word: str = "") -> Wrapped:
-    """The command line of the shim for a rank or for a node's torchrun, inside the ranks' container if there is one.
+    """The command line that starts a shim of the node program, inside the ranks' container if there is one.
 
     Args:
-        word: a subcommand of the node program; default: the launcher's.
+        word: the shim's subcommand; default: ``agent`` (a node's torchrun) or ``rank``, depending on the launcher.
     """
     # The shim runs under the ranks' own interpreter, the only one that a container is guaranteed to have.
     word = word or ("agent" if launch.launcher == "torchrun" else "rank")
@@ -211,8 +211,8 @@ class SrunRanks:
             *wrapped.srun,
             *wrapped.command,
         ]
-        # Slurm ends all steps with the batch step, but the supervisor of a sweep's trial is a child of the batch step
-        # and may be killed alone. On SIGTERM srun ends its step.
+        # Slurm ends all steps with the batch step, but the supervisor, a child of the batch step, may be killed alone.
+        # The kernel then sends SIGTERM to srun, which ends its step.
         self._srun = subprocess.Popen(
             command,
             env=wrapped.env,
@@ -256,8 +256,8 @@ def _output(run: RunDir, launch: LaunchSpec, attempt: int) -> list[str]:
 
     The shim opens the rank's log itself. slurmstepd on the task's own node opens a file named by %t, so only one node
     appends to a log: on NFS the lines of two nodes would be mixed up. The result is empty if %t differs from the rank;
-    these lines then stay in srun's output. It differs in a heterogeneous job (26.11: %t is one too low), and on several
-    nodes with one torchrun each for several ranks.
+    these lines then stay in srun's output. The two differ in a heterogeneous job (26.11: %t is one too low), and on
+    several nodes with one torchrun each for several ranks.
     """
     tasks_are_nodes = launch.launcher == "torchrun" and launch.nodes > 1 and launch.ranks_per_node > 1
     if launch.components or tasks_are_nodes:
@@ -271,7 +271,7 @@ def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:
 
     Args:
         name: the signal's name without ``SIG``.
-        without: what follows if Slurm does not respond, for the log.
+        without: the consequence if Slurm does not respond, for the log.
 
     Returns:
         True if sent; False if the step is over; None if no task has started yet or Slurm did not respond.

@@ -28,7 +28,7 @@ from hpcaccel.slurm import hostlist
 __all__ = ["ComponentProcesses", "become_component", "component_nodes"]
 
 END_SECONDS = 5.0
-"""How long a component may take to end after the ranks; a preempted job has no more time."""
+"""How long a component may take to end after the ranks; a preempted job has no time for a longer wait."""
 _OF_THE_RANKS = re.compile(
     r"SRUN_CPUS_PER_TASK|CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|MASTER_(?:ADDR|PORT)|WORLD_SIZE"
     r"|SLURM_(?:GPUS?|TRES|MEM|CPUS?|NTASKS|NPROCS|HINT|THREADS|CORES|SOCKETS|EXCLUSIVE|DISTRIBUTION|NETWORK)(?:_\w+)?"
@@ -101,7 +101,7 @@ class ComponentProcesses:
 
 
 class _Step:
-    """One srun step over a component's nodes."""
+    """One srun step on all nodes of a component."""
 
     def __init__(
         self,

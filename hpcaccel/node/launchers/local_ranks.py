@@ -24,7 +24,7 @@ class LocalRanks:
 
     Args:
         ranks: the command of each rank, in rank order.
-        stop_signal: the signal that tells a rank to stop.
+        stop_signal: the signal that requests a stop.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class LocalAgent:
         if code is None:
             self._seen.update(_below(self._agent.pid))
             return None
-        for pid in self._seen:  # processes that a rank has left behind are in sessions of their own
+        for pid in self._seen:  # torchrun starts each rank in its own session, and ranks may leave processes there
             _send_to(pid, signal.SIGKILL, group=True)
         return shell_code(code)
 
@@ -149,7 +149,7 @@ def send_to_groups(leaders: Iterable[subprocess.Popen[bytes]], number: signal.Si
 
 
 def start_here(wrapped: Wrapped, *, workdir: str, log: Path) -> subprocess.Popen[bytes]:
-    """Start a process on this machine in a process group of its own. It is killed when this process dies."""
+    """Start a child on this machine, in a process group of its own. The kernel kills it when this process dies."""
     with log.open("ab") as output:
         return subprocess.Popen(
             wrapped.command,

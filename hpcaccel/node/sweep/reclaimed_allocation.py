@@ -44,7 +44,7 @@ class ReclaimedAllocation:
         self._launch = launch
 
     def check(self, number: int | None, *, idle: bool) -> tuple[Stop, signal.Signals] | None:
-        """Evaluate the signal ``number``; if it requests no stop, the scheduler's status if a query is due.
+        """Evaluate the signal ``number``, or the scheduler's status if there is no stop signal and a query is due.
 
         Args:
             idle: no trial is running, so there are no ranks that Slurm could signal.

@@ -161,7 +161,7 @@ class Trial:
     # -- end ------------------------------------------------------------------------------------------------------
 
     def poll(self) -> dict[str, Any] | None:
-        """None while the trial runs, then its end as an event for the tuner."""
+        """The trial's end as an event for the tuner; None while the trial runs."""
         if self._supervisor is not None and self._supervisor.process.poll() is None:
             return None
         report = self._end_report()

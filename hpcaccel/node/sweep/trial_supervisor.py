@@ -92,7 +92,7 @@ def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
     Args:
         slot: the trial's share of the allocation.
         report_to: file descriptor that gets one JSON line: ``reason``, ``decision``, ``error_class``, ``detail`` and,
-            unless an error prevented it, ``nodes_excluded``.
+            unless an error kept the trial from running, ``nodes_excluded``.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:

@@ -210,7 +210,7 @@ class TunerProcess:
             self._process.kill()
 
     def dismiss(self, patience_seconds: float = LEAVE_SECONDS) -> None:
-        """Close the tuner's standard input. Kill it if it does not record the last events and exit in time."""
+        """Close the tuner's standard input. Kill the tuner if it does not record the last events and exit in time."""
         if self._process is None:
             return
         self._flush()

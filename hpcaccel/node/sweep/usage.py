@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 _NOT_AGAIN = "a worker that ends in this way twice in a row is not requeued"
 SHARE = 0.01
-"""Interval between ``seen`` lines, as a fraction of the time for which the allocation has been held. A killed worker
-loses at most about this fraction, and the first hour has a few hundred lines."""
+"""Interval between ``seen`` lines, as a fraction of the time for which the allocation has been held. If a
+worker is killed, at most about this fraction is not recorded. The first hour has a few hundred lines."""
 FEWEST_SECONDS, MOST_SECONDS = 1.0, 60.0
 """Shortest and longest interval between ``seen`` lines."""
 
