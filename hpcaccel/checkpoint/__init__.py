@@ -4,10 +4,11 @@ Start reading in ``commit``: it describes how a checkpoint appears on the disk, 
 
 - ``engine``: ``CheckpointEngine``, which saves, finds and loads; ``saving``: one save; ``loading``: one resume.
 - ``training_state``, ``optimizer_state``, ``tree``, ``save_plan``, ``restore``: training state as tensors, and back.
-- ``dcp_storage``, ``manifest_writer``: the files, behind the interfaces of ``torch.distributed.checkpoint``.
+- ``dcp_storage``, ``shard_files``, ``manifest_writer``: the files, behind the interfaces of DCP
+  (``torch.distributed.checkpoint``).
 - ``background``, ``snapshot_memory``, ``writer``: background saves, written by a process without torch. This
   package imports its modules at first use, so that the writer process need not import torch.
-- ``rank_agreement``: an error on one rank is an error on all.
+- ``rank_agreement``: collective steps, in which an error on one rank is raised on all ranks.
 - ``formats``: conversion to and from other programs' files.
 """
 

@@ -87,10 +87,10 @@ class ShardWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write and fsync this rank's file.
+        """Write and fsync this rank's file. An ``OSError`` is raised as a ``CheckpointError``.
 
         Returns:
-            One result per chunk, with its ``Piece``, and a last one with the ``WrittenFile``.
+            A completed future: the ``Piece`` of each chunk, then the ``WrittenFile``; an empty list without chunks.
         """
         try:
             results = self._write_file(plan, planner) if plan.items else []
@@ -195,6 +195,7 @@ class ShardReader(StorageReader):
         """All bytes of a tensor that was written in one chunk.
 
         Raises:
+            CheckpointError: the checkpoint has no such tensor.
             Damaged: the bytes differ from the committed ones.
         """
         piece = self.index.pieces[MetadataIndex(key, self.index.tensor(key).chunks[0].offsets)]
@@ -204,7 +205,7 @@ class ShardReader(StorageReader):
         return bytes(data[: piece.length])
 
     def _read_batch(self, batch: ReadBatch) -> None:
-        """Read a lone item directly into its tensor if the tensor has the stored layout, else a batch via a buffer."""
+        """Read a batch: a lone item directly into its tensor if that has the stored layout, others through a buffer."""
         assert batch.file is not None
         if batch.later is not None:
             batch.later.prefetch()

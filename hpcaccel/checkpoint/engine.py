@@ -33,14 +33,15 @@ __all__ = ["CheckpointEngine"]
 
 
 class CheckpointEngine:
-    """Saves, finds, loads and prunes the checkpoints in one directory. Methods are collective unless noted.
+    """Saves, finds, loads and prunes the checkpoints in one directory. Methods are collective unless noted. ``save``,
+    ``find`` and ``load`` first call ``drain``, which may raise an error.
 
     Args:
         directory: such as a run's ``checkpoints/``; created at the first save, on a file system shared by all ranks.
         rank: this process's rank among ``world_size``.
         group: a gloo process group; None means the default group. Not needed if ``world_size`` is 1.
         attempt: the run's attempt; part of the name of a save's temporary directory.
-        keep: how many committed checkpoints to keep, at least 1; None keeps all.
+        keep: how many committed checkpoints to keep; None keeps all. A number below 1 is a CheckpointError.
         keep_every: also keep the first checkpoint at or after each positive multiple of this number of steps.
         local_world_size: how many ranks share this machine's memory.
         on_saved: called on rank 0 with the record of each save, after its commit.
@@ -101,8 +102,8 @@ class CheckpointEngine:
             guarantee_reasons: why a resume is not bit-exact.
             missing: ranks that do not take part. If there are any, only rank 0 calls ``save`` and saves its own state,
                 which must be the same on all ranks. A later save of this step by all ranks replaces the checkpoint.
-            fill: called on every rank with an empty directory, whose content becomes part of the checkpoint. ``fill``
-                may set ``state.without``; rank 0's value is used.
+            fill: called on every rank that takes part, with the same new directory, whose content becomes part of the
+                checkpoint. ``fill`` may set ``state.without``; rank 0's value is used.
             background: return once ``state`` is copied; see ``in_flight``, ``progress`` and ``settle``. With
                 ``fill`` or ``missing``, or without memory for the copy or a writer process, return after the commit.
 
@@ -282,8 +283,7 @@ class CheckpointEngine:
                 load the newest good one that remains.
 
         Raises:
-            CheckpointError: on all ranks, if the checkpoint is damaged and not replaced (see ``fall_back``), belongs to
-                another model, or cannot be read.
+            CheckpointError: on all ranks, if no checkpoint can be loaded: damaged, unreadable, or of another model.
         """
         self.drain()
         path = Path(path).absolute()

@@ -154,7 +154,7 @@ def replacement_of(path: Path, error: Damaged) -> Path:
 
 
 def quarantine(path: Path, why: str) -> None:
-    """Rename a damaged checkpoint so that it no longer counts as one. It is kept for inspection."""
+    """Rename a damaged checkpoint, so that it no longer counts as a checkpoint. It is kept for inspection."""
     kept = set_aside(path, checkpoint_files.QUARANTINED)
     log.warning("renamed damaged checkpoint %s to %s: %s", path.name, kept.name, why)
 
@@ -247,7 +247,7 @@ def _differences(content: dict[str, Any], *, world_size: int, mesh: dict[str, An
     if then and mesh and then != mesh and content["world_size"] == world_size:
         found.append(f"mesh: {_mesh_text(then)} at the save, {_mesh_text(mesh)} now")
     if missing := content.get("missing_rng"):
-        found.append(f"{ranks_text(missing)} did not take part in the save: no random state was saved")
+        found.append(f"{ranks_text(missing)} did not take part in the save and saved no random state")
     return tuple(found)
 
 
@@ -259,8 +259,8 @@ def _mesh_text(mesh: dict[str, Any]) -> str:
 def rank_sources(content: Mapping[str, Any], *, world_size: int, tensor: int = 1) -> tuple[int | None, ...]:
     """For each current rank, the rank at the save whose per-rank state (mainly random state) it loads, or None.
 
-    Usually, rank r loads the state of rank r. A rank without a saved state seeds its generators from seed, data
-    rank and step, so that two resumes of a checkpoint are identical. The ranks of a tensor-parallel group must draw the
+    Usually, rank r loads the state of rank r. A rank without a saved state seeds its generators from seed, data rank
+    and step, so that two resumes from a checkpoint are identical. The ranks of a tensor-parallel group must draw the
     same random numbers: if the group size has changed since the save, all ranks of a group load one rank's state.
 
     Args:

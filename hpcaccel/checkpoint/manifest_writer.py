@@ -1,8 +1,9 @@
 """The content of a checkpoint's two JSON files, in terms of torch's types.
 
-``index.json`` describes each tensor: dtype, shape and its chunks, each with file, offset, length and CRC. ``COMMITTED``
-(read and checked by ``hpcaccel.checkpoint_files.manifest``) describes the save, and lists size and CRC of the ranks'
-files and of the index. It is small, because status commands read it often. Its own CRC covers its canonical JSON.
+``index.json`` describes each tensor: dtype, shape and its chunks, each with file, offset, length and CRC. The manifest
+``COMMITTED`` (read and checked by ``hpcaccel.checkpoint_files.manifest``) describes the save, and lists size and CRC of
+the ranks' files and of the index. The manifest is small, because status commands read it often. It contains the CRC of
+its own canonical JSON.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Index:
             covered = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
             if covered != math.prod(tensor.size):
                 raise CheckpointError(
-                    f"{key} has {math.prod(tensor.size)} elements, but the chunks of all ranks have {covered}. "
-                    "Check that all ranks build the same model"
+                    f"{key} has {math.prod(tensor.size)} elements, but the chunks of all ranks together have "
+                    f"{covered}. Check that all ranks build the same model"
                 )
         return json.dumps({"version": VERSION, "tensors": tensors}, separators=(",", ":")).encode()
 

@@ -62,7 +62,8 @@ def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: s
 def targets(
     optimizer: Optimizer, tree: Any, names: dict[nn.Parameter, str], path: str, index: Index
 ) -> dict[str, torch.Tensor]:
-    """Tensors by key, into which the state of an optimizer's parameters is read; see ``_like`` for device and sharding.
+    """Tensors to read into, by key: the optimizer's parameters that are in no model, and new tensors for the state of
+    all its parameters (see ``_like`` for their device and sharding).
 
     Raises:
         CheckpointError: the optimizer's parameters or groups differ from the saved ones.
@@ -144,7 +145,8 @@ def _compare_groups(
 
 
 def _like(parameter: nn.Parameter, node: dict[str, Any], index: Index) -> torch.Tensor:
-    """An empty tensor for one entry of a parameter's state: sharded like the parameter if the shapes are equal."""
+    """An empty tensor for one entry of a parameter's state: on the device and with the sharding of the parameter if the
+    shapes are equal; else unsharded, and on the CPU if it was there at the save."""
     saved = index.tensor(node["key"])
     if len(saved.size) and tuple(saved.size) == tuple(parameter.shape):
         return torch.empty_like(parameter.detach(), dtype=saved.properties.dtype)

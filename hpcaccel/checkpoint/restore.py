@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Restorer:
-    """Restores a ``TrainingState``: call ``targets``, read the tensors that it returns, then call ``apply``.
+    """Restores a ``TrainingState``: call ``targets``, read into the tensors that it returns, then ``apply``.
 
     Args:
         tree: the shared tree.
@@ -33,7 +33,7 @@ class Restorer:
     """
 
     def __init__(self, state: TrainingState, *, tree: Any, own: Any, own_buffers: bool, index: Index) -> None:
-        if tree.get("weights_only"):  # imported from another program: all other state is unchanged
+        if tree.get("weights_only"):  # the checkpoint was imported: all state but the weights is unchanged
             state = replace(state, optimizers=[], schedulers=[], scaler=None, objects={})
         self._state = state
         self._tree = tree
@@ -45,7 +45,7 @@ class Restorer:
         self._names = parameter_names(state.models)
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """Tensors to read into, by key: the models' own tensors, and new ones for other state.
+        """Tensors to read into, by key: existing parameters and buffers, and new tensors for other state.
 
         Raises:
             CheckpointError: the models, optimizers, schedulers or objects differ from the saved ones.
@@ -97,7 +97,7 @@ class Restorer:
         value = unpack(saved[public_name(model, key)], self._tensor)
         shared = isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor) and value.shape == current.shape
         if shared and value is not current:
-            return current.copy_(value)  # another name of a tensor that was tied at the save
+            return current.copy_(value)  # tied at the save, but not in this model
         return value
 
     def _stateful(self) -> list[tuple[Stateful, Any, str]]:
@@ -115,14 +115,17 @@ class Restorer:
         for kind in ("models", "optimizers", "schedulers"):
             here, saved = len(getattr(self._state, kind)), len(self._tree[kind])
             if here != saved:
-                raise CheckpointError(f"number of {kind}: {saved} in the checkpoint, {here} in this program")
+                raise CheckpointError(
+                    f"number of {kind}: {saved} in the checkpoint, {here} in this program. Prepare the same {kind} as "
+                    "at the save"
+                )
         missing = sorted(set(self._state.objects) - set(self._tree["objects"]))
         unknown = sorted(set(self._tree["objects"]) - set(self._state.objects))
         if missing or unknown:
             raise CheckpointError(
-                "the registered objects do not match the checkpoint (missing from the checkpoint: "
-                f"{missing or 'none'}; only in the checkpoint: {unknown or 'none'}). Register the objects that "
-                "were registered at the save"
+                "the loaders and registered objects do not match the checkpoint (missing from the checkpoint: "
+                f"{missing or 'none'}; only in the checkpoint: {unknown or 'none'}). Prepare and register the "
+                "same loaders and objects, in the same order, as at the save"
             )
         if (self._state.scaler is None) != (self._tree["scaler"] is None):
             if self._state.scaler is not None:

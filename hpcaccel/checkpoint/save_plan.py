@@ -1,7 +1,7 @@
 """A save's contents as tensors by key, and the plan that assigns their chunks to ranks.
 
 Values that are not tensors are packed into one JSON tree (see ``tree``), which is stored as a byte tensor under the key
-``tree``; the values of rank 3 alone are stored under ``tree.rank.3``.
+``tree``; the tree of rank 3's own values is stored under ``tree.rank.3``.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class FirstRank:
 def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict[str, torch.Tensor]:
     """This rank's tensors by key, not copied.
 
-    Every rank returns parameters and optimizer states, so that the planner can distribute the writing. Only rank 0
-    returns other unsharded tensors. Buffers that differ from rank 0's (such as batch norm's running statistics) are
-    saved for this rank too.
+    Every rank returns parameters, optimizer states and sharded tensors, so that the planner can distribute the writing,
+    and its own values (``state.per_rank``). Only rank 0 returns the other values. Buffers that differ from rank 0's
+    (such as batch norm's running statistics) are saved for this rank too.
 
     Args:
         first: rank 0's parameters and buffers; None if there is only one rank.
 
     Raises:
-        CheckpointError: a value is of an unsupported type, or this rank's model differs from rank 0's.
+        CheckpointError: a value cannot be saved, or this rank's parameters differ from rank 0's.
     """
     shared = _Collected(is_first=rank == 0)
     # Models come first: state_dict() makes FSDP2 register the sharded parameters.
@@ -107,7 +107,7 @@ def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict
 
 
 def _own_tensors(state: TrainingState, rank: int, first: FirstRank | None) -> dict[str, torch.Tensor]:
-    """This rank's own tree and its tensors."""
+    """This rank's own values by key: their tree, and the tensors that it refers to."""
     own = pack(state.per_rank, f"rank.{rank}")
     tensors = dict(own.tensors)
     buffers: dict[str, Any] = {}
@@ -183,7 +183,7 @@ class AgreedPlan:
     Args:
         own: this rank's part.
         metadata: shapes and chunks of all tensors; on rank 0 only.
-        pieces: the location of every chunk of all ranks, with CRCs of zero; on rank 0 only.
+        pieces: the location of every chunk of all ranks, with zeros as CRCs; on rank 0 only.
     """
 
     own: SavePlan
@@ -206,8 +206,8 @@ class AgreedPlan:
 
 
 class PlanCache:
-    """Cache of the last plan. Usually only values change between two saves: the ranks then confirm the plan with one
-    small collective call."""
+    """Cache of the last plan. Usually only values change between two saves: the ranks then only exchange whether their
+    parts of the plan are unchanged."""
 
     def __init__(self) -> None:
         self._local: SavePlan | None = None
@@ -221,7 +221,8 @@ class PlanCache:
         collect: Callable[[], dict[str, torch.Tensor]],
         begin: Callable[[], None],
     ) -> tuple[AgreedPlan, DefaultSavePlanner]:
-        """Agree on a plan, with the same sequence of calls as ``torch.distributed.checkpoint.save``.
+        """Agree on a plan: the cached one if all of its parts are unchanged, else a new one, made by the same sequence
+        of calls as in ``torch.distributed.checkpoint.save``.
 
         Args:
             what: the beginning of error messages.

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Branch:
-    """Tracks which checkpoints belong to this training and not to an abandoned branch. Only rank 0's is complete.
+    """Record of the checkpoints that belong to this training, not to an abandoned branch; complete only on rank 0.
 
     Training that resumes from an older checkpoint abandons the later ones; they are renamed at its next save.
     """
@@ -42,8 +42,8 @@ class Branch:
         self._lone_steps: set[int] = set()
         """Steps that rank 0 has saved without the other ranks."""
         self._base_step: int | None = None
-        """Step of this training's newest checkpoint (0: started from scratch, none yet). Later steps are abandoned.
-        None: the training has neither resumed nor started from scratch."""
+        """Step of this training's newest checkpoint (0: started from scratch, none yet). Checkpoints of later steps are
+        abandoned. None: the training has neither resumed nor started from scratch."""
 
     def start_anew(self) -> None:
         """Record that this training starts at step 0."""
@@ -81,7 +81,11 @@ class Branch:
         for other, path in checkpoint_files.step_directories(self._directory):
             if self._is_abandoned(other, now=paths.step):
                 kept = set_aside(path, checkpoint_files.SUPERSEDED)
-                log.warning("renamed %s, from an abandoned branch of this training, to %s", path.name, kept.name)
+                log.warning(
+                    "renamed %s to %s: this save replaces it, or the training continues from an earlier step",
+                    path.name,
+                    kept.name,
+                )
         if not paths.final.exists():
             return False
         try:
@@ -131,7 +135,8 @@ class SaveOperation:
             raise
 
     def plan(self, plans: PlanCache, *, background: bool) -> tuple[AgreedPlan, DefaultSavePlanner]:
-        """Agree on a plan and create the temporary directory (for a background save, also the results folder)."""
+        """Call ``fill``, agree on a plan, and create the temporary directory (in the background also the results
+        folder)."""
         if self._fill is not None:
             self._run_fill(self._fill)
         first = self._ranks.first(self.what, lambda: FirstRank.of(self._state)) if self._ranks.world_size > 1 else None

@@ -59,8 +59,8 @@ class TrainingState:
         optimizers: may also have parameters that belong to none of the models.
         schedulers: anything with ``state_dict`` and ``load_state_dict``, in a fixed order.
         scaler: a gradient scaler, or None.
-        objects: further objects with these methods, by name: data cursors, counters, objects that the user registered.
-            They are equal on all ranks; rank 0's are written.
+        objects: further objects with these two methods, by name: data cursors, counters, objects that the user
+            registered. Their state is equal on all ranks; rank 0's is written.
         per_rank: per-rank values, mainly random states; restored on the same rank. ``loading.rank_sources`` describes
             what happens if the number of ranks changes.
         mesh: layout of the ranks, equal on all of them: ``strategy``, and the sizes of the dimensions ``replicate``,
@@ -117,7 +117,7 @@ def public_name(model: nn.Module, key: str) -> str:
 
 
 def parameter_names(models: Iterable[nn.Module]) -> dict[nn.Parameter, str]:
-    """Name of every parameter: ``<position of the model>.<public name>``. A shared parameter has its first name."""
+    """Name of every parameter: ``<position of the model>.<public name>``. A shared parameter gets its first name."""
     names: dict[nn.Parameter, str] = {}
     for position, model in enumerate(models):
         for key, parameter in model.named_parameters(remove_duplicate=False):

@@ -80,7 +80,7 @@ def pack(value: Any, path: str) -> PackedTree:
         path: name of the value in error messages, and prefix of the keys of its tensors.
 
     Raises:
-        CheckpointError: a value is of an unsupported type, or contains itself.
+        CheckpointError: a value cannot be saved (for example because of its type), or contains itself.
     """
     packer = _Packer()
     tree = packer.pack(value, path)
@@ -183,7 +183,7 @@ class _Packer:
         if value.layout is not torch.strided or value.is_quantized:
             raise CheckpointError(
                 f"{path} is a {'quantized' if value.is_quantized else value.layout} tensor; "
-                "a checkpoint stores dense tensors only: convert it before saving"
+                "a checkpoint stores only dense tensors that are not quantized: convert it before saving"
             )
         if value.device.type == "meta":
             raise CheckpointError(f"{path} is on the meta device and has no data to save")

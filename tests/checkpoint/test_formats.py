@@ -267,7 +267,7 @@ def test_unsupported_conversion_is_refused_with_the_reason(fsdp, tmp_path):
         (ConvertRequest(ours, "x", "torch", dtype="int8"), "floating-point"),
         (
             ConvertRequest(str(tmp_path / "nested.pt"), "x", "torch"),
-            "more than a model: net, other. Select the model's key with --part",
+            "is the model (keys: net, other). Select it with --part",
         ),
         (ConvertRequest(str(tmp_path / "list.pt"), "x", "torch"), "contains a list"),
         (ConvertRequest(ours, str(there), "torch"), "already exists"),

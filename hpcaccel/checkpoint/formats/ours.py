@@ -44,7 +44,7 @@ def open_ours(path: Path, number: int | None) -> WeightSource:
     """Open the weights of model ``number``, counted from 0. With None, the checkpoint must contain exactly one model.
 
     Raises:
-        CheckpointError: there is no such model, or the script's save hook saved it in its own format.
+        CheckpointError: there is no such model, None does not select one, or the script's save hook saved it.
     """
     contents = Contents(path)
     models = contents.tree["models"]
@@ -52,7 +52,7 @@ def open_ours(path: Path, number: int | None) -> WeightSource:
         raise CheckpointError(f"{path} contains {len(models)} models: select one with --model, counted from 0")
     number = number or 0
     if number >= len(models):
-        raise CheckpointError(f"{path} has no model {number} (it contains {len(models)}, counted from 0)")
+        raise CheckpointError(f"{path} has no model {number} (models are counted from 0; it contains {len(models)})")
     if models[number] is None:
         raise CheckpointError(f"{path}: model {number} was saved by the script's save hook, in its own format")
     return _source(contents, models[number])

@@ -81,7 +81,7 @@ def model_in(saved: Mapping[Any, Any], part: str | None, where: object) -> dict[
     if len(usual) == 1:
         return _flat(saved[usual[0]])
     keys = ", ".join(map(str, list(saved)[:_SHOWN]))
-    raise CheckpointError(f"{where} contains more than a model: {keys}. Select the model's key with --part")
+    raise CheckpointError(f"it is unclear which entry of {where} is the model (keys: {keys}). Select it with --part")
 
 
 def _at(saved: Mapping[Any, Any], part: str, where: object) -> Mapping[Any, Any]:

@@ -1,1 +1,1 @@
-"""Checkpoints for the loop and the script, and model files for other programs."""
+"""Checkpoints that the training loop or the script saves, and model files for other programs."""

@@ -68,7 +68,7 @@ class CheckpointManager:
         missing: Sequence[int] = (),
         background: bool = False,
     ) -> Path:
-        """Save the training state. Waits for a background save in flight first.
+        """Save the training state. A save into the run's checkpoints first waits for the background save in flight.
 
         Args:
             doubts: reasons why the checkpoint is not bit-exact; empty if it is.
@@ -82,8 +82,8 @@ class CheckpointManager:
             The checkpoint's directory.
 
         Raises:
-            CheckpointError: on all ranks that take part, if this save or the previous background save failed on any
-                of them. An error in the background is raised by ``settle``, ``drain`` or the next ``save``.
+            CheckpointError: on all ranks that take part, if this save or the awaited background save failed on any of
+                them. An error in the background is raised by ``settle``, ``drain`` or the next ``save``.
         """
         from hpcaccel.checkpoint import capture_rng
 
@@ -136,6 +136,9 @@ class CheckpointManager:
         """The checkpoint to start from, the same on all ranks; None: start at step 0.
 
         A checkpoint that ``checkpoint.resume`` names is used only until the run has a checkpoint of its own.
+
+        Raises:
+            CheckpointError: on all ranks, for the reasons in ``CheckpointEngine.find``.
         """
         resume = self._settings.resume
         if self.directory is None or resume == "never":
@@ -167,13 +170,14 @@ class CheckpointManager:
             fall_back: if the checkpoint is damaged, load the newest good one that remains in its directory.
 
         Raises:
-            CheckpointError: on all ranks, if the checkpoint is damaged or belongs to another model.
+            CheckpointError: on all ranks, if the checkpoint is damaged or belongs to another model, or a load hook
+                fails.
         """
         state = self._prepared.as_state(counters, {})
         state.without = self._run_load_hooks(path, given)
         loaded = self._engine_of(path.parent).load(path, state, fall_back=fall_back)
         if loaded.path != path:
-            # Another checkpoint was loaded because ``path`` is damaged: the hooks must read that checkpoint too.
+            # Another checkpoint was loaded because ``path`` is damaged: the hooks must read the loaded one.
             self._run_load_hooks(loaded.path, given)
         if self._settings.deterministic or loaded.guarantee == "state-exact":
             return loaded
@@ -198,7 +202,8 @@ class CheckpointManager:
     def random_state(self, loaded: LoadedCheckpoint) -> dict[str, Any]:
         """The random state with which this rank continues: the checkpoint's state for this rank.
 
-        Generators without a saved state are seeded from seed, data rank and step.
+        Generators without a saved state are seeded from seed, data rank and step. This call seeds the global
+        generators.
         """
         from hpcaccel.checkpoint.training_state import fresh_rng
         from hpcaccel.runtime.rng.determinism import mix

@@ -138,13 +138,13 @@ def save(
     """Write ``value`` on the main process. All ranks may call this; if ``value`` contains shards, all must.
 
     Args:
-        file: a path (the file appears complete or not at all), or a file object.
+        file: a path (the file appears complete or not at all), or, without ``safe``, a file object.
         safe: write a safetensors file; ``value`` must be a dict of tensors by name.
-        on_each_node: write on the first process of every node.
+        on_each_node: write on the first process of every node instead.
 
     Raises:
         RuntimeMisuse: ``value`` contains shards, and some ranks did not call this; or ``value`` is a sharded module, or
-            does not fit the format.
+            does not fit the format; or safetensors is not installed.
     """
     writes = group.env.local_rank == 0 if on_each_node else group.is_main
     if holds_shards(value):

@@ -76,12 +76,15 @@ def load_checkpoint_in_model(
 
     Args:
         checkpoint: a file, an ``.index.json``, or a directory with either.
+        device_map: None or ``{"": device}``; no effect, since the parameters stay on their devices.
+        offload_folder, dtype: not supported.
         strict: whether missing and unexpected names are an error.
-        others: Accelerate's keywords about reading files; they have no effect here.
+        others: some further keywords of Accelerate, which have no effect here.
 
     Raises:
-        CheckpointError: there is no such file, or shapes (with ``strict`` also names) differ.
-        RuntimeMisuse: an ``offload_folder``, a ``dtype``, an unknown keyword or several devices are given.
+        CheckpointError: there is no such file, a file cannot be read, or shapes (with ``strict`` also names) differ.
+        RuntimeMisuse: an ``offload_folder``, a ``dtype``, an unknown keyword or several devices are given; or as in
+            ``load_sharded``.
     """
     _only_device(device_map)
     if offload_folder is not None or dtype is not None:

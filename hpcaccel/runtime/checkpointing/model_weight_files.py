@@ -2,7 +2,7 @@
 
 The file is ``model.safetensors``, or the files are ``model-00001-of-00003.safetensors`` and so on with
 ``model.safetensors.index.json``; in torch's format, ``pytorch_model.bin`` and so on. A sharded model is gathered file
-by file, so that rank 0 never has more than one file in memory.
+by file, so that rank 0 never has the tensors of several files in memory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def save_model(
 
     Raises:
         RuntimeMisuse: the model is sharded, and some ranks did not call this; the state dict contains tensors without
-            values or other objects; ``directory`` is a file; safetensors is not installed.
+            values or other objects; ``directory`` is a file; ``max_shard_size`` is not a size; safetensors is not
+            installed.
         CheckpointError: on all ranks, if a sharded model could not be written.
     """
     if directory.is_file():

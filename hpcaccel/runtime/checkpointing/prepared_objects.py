@@ -26,7 +26,8 @@ Hooks = dict[int, Callable[..., Any]]
 
 @dataclass
 class PreparedObjects:
-    """The prepared objects, in order: wrapped models, the user's own optimizers and schedulers, loaders."""
+    """The prepared objects in order (wrapped models, the user's own optimizers and schedulers, loaders), the registered
+    objects and the hooks."""
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)

@@ -27,7 +27,7 @@ FIRST_PAUSE_SECONDS = 0.001
 LONGEST_PAUSE_SECONDS = 0.05
 WARN_AFTER_SECONDS = 60.0
 MAX_PAST_CALLS = 32
-"""Number of incomplete meetings that rank 0 keeps for ranks that call too late."""
+"""Number of incomplete meetings that rank 0 stores for ranks that call too late."""
 
 
 class CollectiveCall(NamedTuple):
@@ -250,7 +250,7 @@ def _missing_text(
     others = "".join(f"; rank {rank} is waiting in {item.kind} at {item.site}" for rank, item in elsewhere.items())
     return (
         f"{call.kind} at {call.site}: {names} did not reach this call within {seconds:.0f} s{others}. All ranks must "
-        "call it, because each saves or loads its own part. Move the call out of `if accelerator.is_main_process:`"
+        "make it: move it out of conditions that only some ranks meet, such as `if accelerator.is_main_process:`"
     )
 
 
@@ -258,7 +258,7 @@ _latest: tuple[Any, SaveParticipants] | None = None
 
 
 def participants_of(group: RankGroup) -> SaveParticipants:
-    """The meetings of this group of ranks, one object per process."""
+    """The meetings of this group of ranks: one object per process, replaced if the group has a new store."""
     global _latest
     if _latest is None or _latest[0] is not group.store:
         _latest = (group.store, SaveParticipants(group))

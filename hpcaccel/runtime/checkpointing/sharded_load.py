@@ -44,8 +44,9 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
         Missing and unexpected names.
 
     Raises:
-        CheckpointError: there is no such file, shapes (with ``strict`` also names) differ, or safetensors is not
-            installed.
+        CheckpointError: there is no such file, a file cannot be read, shapes (with ``strict`` also names) differ, or
+            safetensors is not installed.
+        RuntimeMisuse: a module on the meta device has non-persistent buffers, but no ``reset_parameters``.
     """
     files = _files(Path(path))
     if meta_device.is_empty(model):

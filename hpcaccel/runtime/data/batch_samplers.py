@@ -1,4 +1,4 @@
-"""Samplers for training scripts: a seedable random order, one rank's batches, and batches after some skipped ones."""
+"""Samplers for training scripts: a seedable random order, one rank's batches, and all but the first batches."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ class LoaderShard(BatchSamplerShard):
 
 
 def seedable_order(batch_sampler: Any, seed: int, epoch: int) -> Any:
-    """``batch_sampler``; a plain ``BatchSampler`` of a ``RandomSampler`` is copied with a ``SeedableRandomSampler``."""
+    """``batch_sampler``, or, if it is a plain ``BatchSampler`` of a ``RandomSampler``, a copy of it that uses a
+    ``SeedableRandomSampler``."""
     inner = getattr(batch_sampler, "sampler", None)
     if type(batch_sampler) is not BatchSampler or type(inner) is not RandomSampler:
         return batch_sampler
@@ -167,8 +168,9 @@ def seedable_order(batch_sampler: Any, seed: int, epoch: int) -> Any:
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """A loader without the first batches of every iteration.
 
-    For map-style data the skipped samples are not read, except to fill up the last round of a prepared loader. A view
-    of a prepared loader shares that loader's epochs.
+    The skipped samples of map-style data are not read, except to fill up the last round of a prepared loader; those of
+    an iterable dataset are read and discarded. If ``dataloader`` is a prepared loader, the result is a view that shares
+    its epochs; in an epoch that a resume continues, the view starts at the checkpoint's position and skips nothing.
 
     Args:
         num_batches: number of batches of this rank to skip.

@@ -17,13 +17,14 @@ __all__ = ["Cursor"]
 
 
 class Cursor:
-    """
+    """The position of one loader. ``begin`` starts the next epoch or, after a resume, continues the saved one.
+
     Args:
         order: order of map-style data; None for a stream.
         generator: the user's own generator, from which a stream draws.
         seed: seed of a stream's draws from the global generators. Map-style data uses the order's seed instead.
         stride: units that all ranks together use in one round.
-        unit: unit of the position: ``samples``, or ``batches`` if ``order`` is not flat.
+        unit: unit of the position: ``samples``, or ``batches`` if ``order.is_flat`` is false.
     """
 
     def __init__(
@@ -156,7 +157,8 @@ class Cursor:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """
+        """Restore a position from ``state_dict``.
+
         Raises:
             RuntimeMisuse: the position was saved within an epoch, in another unit.
         """

@@ -1,8 +1,8 @@
 """Batches that rank 0 reads for all ranks; each rank receives only its own part.
 
-Each round is a scatter of seven integers and, if there are tensors, a scatter of bytes. The tensors of a rank's part
-lie in one buffer, and the receiver's tensors are views of this buffer. The layouts of the parts are sent only when one
-has changed. Sparse and quantized tensors are sent as part of the layout.
+Each round (see ``sharding``) is a scatter of seven integers and, if there are tensors, a scatter of bytes. The tensors
+of a rank's part lie in one buffer, and the receiver's tensors are views of this buffer. The layouts of the parts are
+sent only when one has changed. Sparse and quantized tensors are sent as part of the layout.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class _Slot:
 
 
 class Dispatcher:
-    """
+    """Rank 0's end (``send``, ``wait``, ``fail``, ``end``) and the other ranks' end (``receive``) of the scatters.
+
     Args:
         to_device: scatter the bytes between the ranks' devices, and return batches on them. If false, use the CPU.
     """
@@ -58,7 +59,7 @@ class Dispatcher:
         return self._group.rank == 0
 
     def begin(self) -> None:
-        """Start an iteration. Its first round sends the layout again."""
+        """Start an iteration. Its first round sends the layouts again."""
         self._sent, self._layout = [], None
 
     # -- the rank that reads ----------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ class Dispatcher:
         self._send_code(_END)
 
     def wait(self) -> None:
-        """Keep the receivers waiting: without a message their collective would time out."""
+        """Send a message after which the receivers wait again: without any message their collective would time out."""
         self._send_code(_WAIT)
 
     def fail(self, error: Exception) -> None:

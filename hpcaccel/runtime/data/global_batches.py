@@ -1,4 +1,4 @@
-"""Division of collated batches among the ranks: in each round a whole batch for each rank, or parts of the samples."""
+"""Division of collated batches: in each round (see ``sharding``), every rank gets a whole batch or some samples."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _can_join(batches: list[Any]) -> bool:
-    """Whether the tensors can be concatenated along dimension 0. Unequally padded batches cannot be."""
+    """Whether the tensors can be concatenated along dimension 0. Those of unequally padded batches cannot."""
     shapes = {tuple(leaf.shape[1:] for leaf in _tensors(batch)) for batch in batches}
     return len(shapes) == 1
 

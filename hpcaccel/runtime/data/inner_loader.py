@@ -68,7 +68,7 @@ def planned_loader(user: DataLoader[Any], plan: LoaderPlan, generator: torch.Gen
 
 
 class LoaderPlan:
-    """The sampler of the inner loader. It yields indices, or (seed, position, indices) if batches are read ahead.
+    """The inner loader's (batch) sampler. It yields indices, or (seed, position, indices) if batches are read ahead.
 
     Args:
         seeded: whether batches are read ahead, by workers or by the rank that reads for all.
@@ -137,7 +137,7 @@ def is_stateful(thing: Any) -> bool:
 
 
 class SeededStream(IterableDataset[Any]):
-    """The user's iterable dataset. While it is read, the global generators are seeded.
+    """The user's iterable dataset. Reading it seeds the global generators, again after each ``every`` samples.
 
     Args:
         every: number of samples read with one seed, for example the batch size.

@@ -189,8 +189,8 @@ class PreparedLoader(ReadingLoader):
             took, step_is_over, place = self._in_use.took_batch_from, hooks.step_is_over, self._place
             batches = self._open()
             if cursor.resumed:
-                # Undo the draws of _open(): the checkpoint includes them already. If another loader has returned
-                # batches since the load, restore_rng() does nothing, and the states from before _open() remain.
+                # Undo the draws of _open(): the states in the checkpoint already include them. If another loader has
+                # returned batches since the load, restore_rng() does nothing: the states from before _open() remain.
                 put_back(generators)
                 hooks.restore_rng()
             for number, batch in enumerate(batches, 1):
@@ -234,15 +234,16 @@ class PreparedLoader(ReadingLoader):
         return cursor.state_dict(running=running) | {"stream": stream, "reading": self.reading}
 
     def _is_in_use(self) -> bool:
-        """Whether the running iteration is still used. If its loader is not trained on, an iterator that is still
-        referenced counts as abandoned when other loaders have been used for two steps."""
+        """Whether the running iteration is still used. If its loader is neither trained on nor the loader in use, the
+        iteration counts as abandoned two optimizer steps after its latest batch."""
         current: Any = self._in_use.current
         if self._cursor.trains or not self._cursor.rounds or getattr(current, "_cursor", None) is self._cursor:
             return True
         return self._hooks.step - self._cursor.step <= 1
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """
+        """Restore a position from ``state_dict``.
+
         Raises:
             RuntimeMisuse: the position was saved within an epoch, in another unit.
         """
@@ -268,7 +269,7 @@ def _cursor(loader: DataLoader[Any], order: Order | None, sharing: Sharing, seed
 
 
 class DispatchedLoader(PreparedLoader):
-    """A prepared loader whose batches rank 0 reads for all ranks."""
+    """A prepared loader whose batches rank 0 reads for all ranks, if there are several."""
 
 
 def make_loader(loader: DataLoader[Any], **options: Any) -> PreparedLoader:

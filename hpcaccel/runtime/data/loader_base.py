@@ -194,7 +194,7 @@ class LoaderExactness(LoaderFacts):
         if not user.num_workers:
             return None
         # Workers draw from copies of the generators, which start again in each process. A resume repeats their draws if
-        # each epoch has its own workers, and they read it from the beginning.
+        # each epoch has its own workers, which read the epoch from its beginning.
         repeated = is_stream and not user.persistent_workers and not self._stream.is_stateful_loader
         saved = self.saved_generators if repeated else []
         copied = [
@@ -244,7 +244,7 @@ class ReadingLoader(LoaderExactness):
         return self._announce(picked(batches, self._sharing, self.slice_fn, self._stream.fill))
 
     def _seed_workers(self, epoch_seed: int) -> None:
-        """Set ``get_worker_info().seed``: one per epoch unless workers persist, equal on ranks with the same data."""
+        """Seed the workers: anew in each epoch unless they persist, and equally on ranks that read the same data."""
         seed = mix(self._cursor.seed) if self.persistent_workers else epoch_seed
         self._generator.manual_seed(seed if self._cursor.order is None else mix(seed, self._group.data_rank))
 
@@ -285,7 +285,7 @@ class ReadingLoader(LoaderExactness):
         return length is None or sharing.round is None or length % sharing.round != 0
 
     def _first_batch(self, part: RankPart, alone: Sharing) -> Any:
-        """The indices of the epoch's first batch. A ``WalkedPart`` can be iterated only once."""
+        """The indices of the epoch's first batch; None if there is none. A ``WalkedPart`` can be iterated only once."""
         assert self._cursor.order is not None
         return (
             part.take_first() if isinstance(part, WalkedPart) else next(iter(self._cursor.order.part(alone, 0)), None)

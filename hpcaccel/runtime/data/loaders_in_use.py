@@ -45,10 +45,10 @@ class LoopHooks(Protocol):
         """Whether an epoch that was complete in the checkpoint counts as done."""
 
     def step_is_over(self) -> None:
-        """Called when the work of the last optimizer step is complete."""
+        """Called when the script starts an iteration or requests a batch: the last optimizer step is complete."""
 
     def restore_rng(self) -> None:
-        """Restore the checkpoint's random states, right before the first batch after it."""
+        """Restore the checkpoint's random states, right before the first batch after the resume."""
 
     def loop_is_entered(self) -> None:
         """Called when the script starts another iteration over a loader that is trained on."""

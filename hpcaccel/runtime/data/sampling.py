@@ -1,7 +1,7 @@
 """The order of the samples: drawn once per epoch from the user's own sampler, the same on every rank.
 
-A position in an epoch is the number of samples (of raw batches, if the order is not flat) that all ranks together have
-used, so it is valid for any number of ranks.
+A position in an epoch is the number of samples that all ranks together have used, so it is valid for any number of
+ranks. If ``Order.is_flat`` is false, it is the number of raw batches (see ``sharding``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def bring_to_main(loader: DataLoader[Any], group: RankGroup, *, seedable: bool, 
 
 
 class Order:
-    """The raw batches of a map-style loader, epoch by epoch.
+    """The raw batches (see ``sharding``) of a map-style loader, epoch by epoch.
 
     A sampler with the user's generator draws from that generator, as in single-process training. A sampler without a
     generator would draw from the global generators, which differ between ranks, so its order is drawn from ``seed`` and
@@ -61,7 +61,7 @@ class Order:
             generator.
 
     Raises:
-        RuntimeMisuse: the loader is already sharded.
+        RuntimeMisuse: the loader already has a ``DistributedSampler``.
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int, *, seedable: bool = False) -> None:

@@ -81,7 +81,7 @@ class Sharing:
         return min(max(rest - self.rank * self.width, 0), self.width)
 
     def count(self, units: int, round_size: int, width: int) -> int:
-        """Number of this rank's batches in ``units``, with rounds of ``round_size`` and batches of ``width`` units."""
+        """Number of this rank's batches in ``units`` units: rounds have ``round_size`` units, batches ``width``."""
         full, rest = divmod(units, round_size)
         if not rest or self.drop_last:
             return full
@@ -105,7 +105,7 @@ class RankPart(Protocol):
 
 
 class SamplesPart:
-    """Batches of equal size (the last may be smaller) from an order of samples, from sample ``start`` on."""
+    """One rank's batches of equal size (the last may be smaller) from an order of samples, from sample ``start`` on."""
 
     def __init__(self, order: SampleOrder, sharing: Sharing, start: int, finish: Callable[[], None]) -> None:
         assert sharing.width is not None

@@ -31,7 +31,7 @@ Keep = Callable[[Any], None]
 
 
 class SplitStream:
-    """A stream of which each rank reads all samples, but batches only its own."""
+    """A stream whose samples every rank reads; each rank builds batches of its own part only."""
 
     def __init__(self, user: DataLoader[Any], sharing: Sharing, generator: torch.Generator) -> None:
         self.dataset = self._part = StreamPart(user.dataset, sharing, workers=bool(user.num_workers))
@@ -92,7 +92,7 @@ class ReadyStream:
     def pull(self, seed: int, given: int, behind: int, report: SkipProgress, keep: Keep | None) -> Iterator[RankBatch]:
         own = None if self.seeded is not None else seed
         if self.seeded is not None:
-            self.seeded.begin(seed)  # its state contains the number of samples returned
+            self.seeded.begin(seed)  # not ``given``: the loader's state contains the number of samples
         with signals_held():
             source: Iterator[Any] = drawn_apart(
                 self._loader,
@@ -108,7 +108,8 @@ class ReadyStream:
 def make_stream(
     user: DataLoader[Any], sharing: Sharing, generator: torch.Generator, *, stateful: bool, ready_made: bool
 ) -> ReportingStream:
-    """
+    """The stream of batches of the user's loader, which has an iterable dataset.
+
     Args:
         generator: generator from which the inner loader seeds its workers.
         stateful: read the dataset with torchdata's StatefulDataLoader.
@@ -136,7 +137,7 @@ def _seeded_loader(user: DataLoader[Any], generator: torch.Generator) -> tuple[D
     seeded = SeededStream(user.dataset, every=user.batch_size or 1, workers=bool(user.num_workers))
     if not ours:
         loader = copy.copy(user)
-        loader.__dict__["dataset"] = seeded  # DataLoader.__setattr__ forbids it
+        loader.__dict__["dataset"] = seeded  # DataLoader.__setattr__ refuses to replace the dataset
         return loader, seeded
     from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
@@ -146,7 +147,7 @@ def _seeded_loader(user: DataLoader[Any], generator: torch.Generator) -> tuple[D
 
 
 def is_torchdatas(loader: DataLoader[Any]) -> bool:
-    """Whether the loader is torchdata's StatefulDataLoader or of a subclass."""
+    """Whether the loader is an instance of torchdata's StatefulDataLoader or of a subclass."""
     torchdata: Any = sys.modules.get("torchdata.stateful_dataloader")
     return torchdata is not None and isinstance(loader, torchdata.StatefulDataLoader)
 
@@ -248,10 +249,10 @@ class ReportingStream:
 
     def _warn_of_repetition(self, cursor: Cursor, count: int) -> None:
         warnings.warn(
-            f"resuming epoch {cursor.epoch}: the last {cursor.unit} before the checkpoint are repeated ({count}). This "
-            f"stream can resume only at multiples of {self._source.units}, and the checkpoint, saved with another "
-            "number of ranks or batch size, is not at one. A plain DataLoader with num_workers=0, or with "
-            "num_workers=1 and persistent_workers=False, can resume anywhere",
+            f"resuming epoch {cursor.epoch}: the last {cursor.unit} before the checkpoint are repeated ({count} in "
+            f"number). This stream can resume only at multiples of {self._source.units}, but the checkpoint's "
+            "position, saved with another number of ranks or batch size, lies between two multiples. A plain DataLoader "
+            "with num_workers=0, or with num_workers=1 and persistent_workers=False, can resume anywhere",
             stacklevel=5,
         )
 
