@@ -251,7 +251,7 @@ class ReportingStream:
         warnings.warn(
             f"resuming epoch {cursor.epoch}: the last {cursor.unit} before the checkpoint are repeated ({count} in "
             f"number). This stream can resume only at multiples of {self._source.units}, but the checkpoint's "
-            "position, saved with another number of ranks or batch size, lies between two multiples. A plain DataLoader "
+            "position, saved with another number of ranks or batch size, lies between two of them. A plain DataLoader "
             "with num_workers=0, or with num_workers=1 and persistent_workers=False, can resume anywhere",
             stacklevel=5,
         )
