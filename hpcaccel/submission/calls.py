@@ -1,6 +1,7 @@
-"""The callables that submitit pickles: small and importable, with paths instead of models or objects of ``__main__``.
+"""Callables that are pickled into a run directory: the calls of Python functions, and a placeholder for programs.
 
-The ranks of a Python function import this module, so besides hpcaccel's base it needs only submitit and cloudpickle.
+submitit's own pickles contain paths only; the user's function is pickled in a separate file. The ranks of a Python
+function import this module, so besides hpcaccel's base it needs only submitit and cloudpickle.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _Nowhere:
 
 
 def _check_result(value: Any) -> None:
-    """Raises CallFailed if submitit could not write ``value``."""
+    """Raises CallFailed if ``value`` cannot be pickled."""
     import cloudpickle
 
     try:
@@ -98,7 +99,7 @@ class ProgramStub:
     run_directory: str
 
     def __call__(self) -> None:
-        raise HpcaccelError(f"this pickle of {self.run_directory} is a placeholder: the ranks start the program itself")
+        raise HpcaccelError(f"this pickle of {self.run_directory} is a placeholder: ranks start the program directly")
 
 
 def pickle_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

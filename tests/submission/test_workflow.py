@@ -49,7 +49,7 @@ def test_same_command_continues_after_the_controller_was_unreachable(
     with monkeypatch.context() as patch:
         at_the_third(project, gone, patch, silent=True)
         with pytest.raises(
-            SlurmCommandError, match=r"only 2 of 3 jobs submitted .* When Slurm responds again, repeat the command"
+            SlurmCommandError, match=r"only 2 of 3 jobs were submitted .* When Slurm responds again, repeat the command"
         ) as caught:
             submit_all(project)
     assert not isinstance(caught.value, SlurmUnreachable)

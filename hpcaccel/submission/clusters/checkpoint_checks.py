@@ -27,7 +27,7 @@ from hpcaccel.submission.clusters.limits import effective_qos
 __all__ = ["History", "Preemption", "last_run_of", "preemption", "preemption_of", "read_history", "storage"]
 
 MOST_RUNS = 10
-"""Number of runs of a name that are searched for a checkpoint, newest first; also of tasks or trials in each run."""
+"""At most this many runs of a name (the newest) are searched for a checkpoint, and as many tasks or trials of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,8 @@ class History:
     checkpoint_files: int | None = None
     """Number of files and directories of the newest checkpoint."""
     save_seconds: float | None = None
-    """Duration of the slowest save, including its commit, in the newest attempt that saved."""
+    """Duration of the slowest save, including its commit, in the newest attempt that saved. If only the time for which
+    saves blocked training is recorded, the longest such time."""
     step_seconds: float | None = None
     """Median duration of a step."""
     slowest_step_seconds: float | None = None
@@ -112,14 +113,14 @@ def _timing(run: RunDir, attempts: Sequence[int]) -> Timing | None:
         try:
             value = read_json(run.timing(attempt))
         except (OSError, HpcaccelError):
-            continue  # damaged: use an older attempt
+            continue  # unreadable: use an older attempt
         if value is not None:
             return from_dict(Timing, value)
     return None
 
 
 def storage(spec: JobSpec, facts: SiteFacts, *, runs_dir: Path | None, history: History | None) -> Iterator[Finding]:
-    """Compare the size of ``checkpoint.keep`` checkpoints, plus one being written, with the remaining quota."""
+    """Compare ``checkpoint.keep`` checkpoints, plus one being written, with the remaining quota of bytes and files."""
     quota = None if runs_dir is None else _quota_of(runs_dir, facts)
     if quota is None or history is None:
         return
@@ -173,7 +174,7 @@ def _against(
 
 
 SHORT_SECONDS = 900
-"""A job with a shorter time limit, such as one for debugging, loses little if it is not requeued."""
+"""A job with at most this time limit, such as one for debugging, loses little if it is not requeued."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,11 +188,11 @@ class Preemption:
 
 
 def preemption_of(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Preemption | None:
-    """How the spec's job is preempted in ``partition``; None if it is not, or if that is unknown.
+    """How the spec's job is preempted in ``partition``; None if nothing preempts it, or if that is unknown.
 
-    Under preempt/partition_prio, jobs of a partition with a higher PriorityTier preempt; under preempt/qos, jobs of a
-    QOS that lists the job's QOS. The mode and the grace time are those of the preempted job's partition or QOS
-    (slurm.conf(5), sacctmgr(1)).
+    With preempt/partition_prio, jobs of a partition with a higher PriorityTier can preempt it; with preempt/qos, jobs
+    of a QOS whose Preempt list contains the job's QOS. The mode and the grace time are those of the preempted job's
+    partition or QOS; without a mode there, the cluster's PreemptMode applies (slurm.conf(5), sacctmgr(1)).
     """
     kind = (facts.config.preempt_type or "").lower()
     if kind.endswith("partition_prio"):
@@ -250,15 +251,15 @@ def _requeued(spec: JobSpec, partition: Partition, found: Preemption) -> Iterato
             return
         yield warning(
             "resilience.requeue",
-            f"false: preemption in partition {partition.name!r} (PreemptMode={found.mode}) cancels the job, and it is "
-            "not requeued. Set it to true unless that is intended",
+            f"false: preemption in partition {partition.name!r} (PreemptMode={found.mode}) cancels the job "
+            "without a requeue. Set resilience.requeue to true unless that is intended",
         )
     elif found.mode == "CANCEL" and spec.resilience.chain is None:
         lost = "a job that is still running after its grace time" if found.grace_seconds else "a cancelled job"
         yield warning(
             "resilience.chain",
             f"null: partition {partition.name!r} preempts by cancelling (PreemptMode=CANCEL), and {lost} is not "
-            "requeued. Set it to the maximum number of consecutive jobs, such as 10",
+            "requeued. Set resilience.chain to the maximum number of consecutive jobs, such as 10",
         )
 
 

@@ -2,7 +2,7 @@
 
 Unknown facts are not errors: an unknown limit is no limit, and a list that could not be read forbids nothing. A job
 can have several partitions, of which Slurm uses the one that can start the job first (sbatch(1)): if one accepts the
-job, exceeded limits of the others are warnings.
+job, findings about the others are only warnings.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ __all__ = [
 def findings_for(
     spec: JobSpec, profile: ClusterProfile | None, *, array_tasks: int | None = None, runs_dir: Path | None = None
 ) -> tuple[SiteFacts | None, list[Finding]]:
-    """The stored facts of a profile and the findings for ``spec``; (None, []) if no facts are stored.
+    """The stored facts of a profile and the findings for ``spec``.
+
+    (None, []) without a profile, for the local backend, or if no facts are stored.
 
     Raises:
         SpecError: the facts cannot be read.
@@ -65,7 +67,8 @@ def advice_or_refusal(
         can_leave_aside: whether the command has the option --no-facts, for the message.
 
     Raises:
-        SpecError: the spec has errors. The message lists all, and what to do if the facts are out of date.
+        SpecError: the spec has errors: the message lists all, and what to do if the facts are out of date. Or the
+            facts cannot be read.
     """
     facts, found = findings_for(spec, profile, array_tasks=array_tasks, runs_dir=runs_dir)
     if facts is None:
@@ -124,7 +127,10 @@ def _of_nodes(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
 
 
 def _of_components(spec: JobSpec, facts: SiteFacts, history: History | None) -> Iterator[Finding]:
-    """Findings for the nodes of each component; Slurm preempts a whole job with any of its components."""
+    """Findings for the nodes of each component, and for preemption in partitions that the ranks do not use.
+
+    Slurm preempts a whole job with any of its components.
+    """
     for name in spec.components:
         alone = spec.of_component(name)
         found = [*_of_nodes(alone, facts)]

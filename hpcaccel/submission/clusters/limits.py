@@ -1,7 +1,7 @@
-"""Checks of accounts, QOS and groups, and of their limits on time, nodes, arrays and GPUs.
+"""Checks of accounts, QOS and groups, and of limits on time, nodes, arrays, GPUs and CPUs.
 
 If several limits apply, the order of precedence is: QOS of the partition, QOS of the job, account. OverPartQOS swaps
-the first two. No limit may exceed the partition's own MaxTime and MaxNodes, unless the QOS allows it with
+the first two. The partition's own MaxTime and MaxNodes apply in addition, unless the job's QOS has the flag
 PartitionTimeLimit or PartitionMaxNodes. Source: https://slurm.schedmd.com/resource_limits.html.
 """
 
@@ -28,14 +28,14 @@ def effective_account(spec: JobSpec, facts: SiteFacts) -> Account | None:
 
 
 def effective_qos(spec: JobSpec, facts: SiteFacts) -> Qos | None:
-    """The job's own QOS, or the default of its account."""
+    """The job's own QOS, or the default QOS of its account; None if it is unknown."""
     account = effective_account(spec, facts)
     name = spec.slurm.qos or (None if account is None else account.default_qos)
     return None if name is None else facts.qos_named(name)
 
 
 def accounts(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
-    """Errors for the account, and for the QOS if it is enforced (AccountingStorageEnforce in slurm.conf(5))."""
+    """Errors for the account if AccountingStorageEnforce (slurm.conf(5)) is set, and for the QOS if it includes qos."""
     enforced = {word.lower() for word in facts.config.accounting_enforce}
     if not enforced or "none" in enforced:
         return
@@ -129,7 +129,7 @@ class _Limit(NamedTuple):
 
 
 def partition_limits(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Iterator[Finding]:
-    """Errors for exceeded limits on time and nodes: of the partition, its QOS, the job's QOS and the account."""
+    """Errors for a time or node count that the partition, its QOS, the job's QOS or the account does not allow."""
     qos = effective_qos(spec, facts)
     whose = f"partition {partition.name!r}"
     flags = set() if qos is None else {flag.lower() for flag in qos.flags}

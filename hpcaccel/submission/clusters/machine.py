@@ -1,6 +1,6 @@
 """Facts of a login node besides Slurm: user, containers, Python, quotas, collected by one small shell script.
 
-The same script runs on this machine and over SSH. It needs only POSIX and coreutils, and writes nothing.
+The same script runs on this machine and over SSH. It needs only a POSIX shell and coreutils, and writes no files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hpcaccel.spec.cluster.cluster_facts import Quota
 __all__ = ["Machine", "Run", "ask", "read"]
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-"""``subprocess.run``, or the ``runner`` of a connection."""
+"""``subprocess.run``, or the ``runner`` of a ``RemoteCluster``."""
 
 SECONDS = 60.0
 

@@ -155,7 +155,7 @@ def _too_much(request: _Request, slurm: SlurmSection, kinds: Sequence[NodeType],
         has = "has" if where.startswith("partition ") else "have"
         return error(key, f"{requested}, but {where} {has} no such GPUs {known}{nearest(request.kind, types)}")
     if request.key == "gpus" and most == 0:
-        return error(key, f"{requested}, but no node in {where} has GPUs: set slurm.partition to one that has")
+        return error(key, f"{requested}, but no node in {where} has GPUs: use a partition that has some")
     has = _size(most) if request.key == "mem" else counted(most, "GPU" if request.key == "gpus" else "CPU")
     return error(key, f"{requested}, but no node in {where} has more than {has}: request at most {has}")
 

@@ -128,12 +128,12 @@ def _node_type(group: Sequence[Row], taken: set[str]) -> NodeType:
 
 
 def _cpus(row: Row) -> int:
-    """CPUs of a node for jobs. CPUEfctv (from 22.05 on) excludes those that are reserved for the system."""
+    """CPUs of a node that jobs can use. CPUEfctv (from 22.05 on) excludes CPUs that are reserved for the system."""
     return count(row.get("CPUEfctv")) or count(row.get("CPUTot")) or 0
 
 
 def _state(text: str) -> str:
-    """One state for a node: ``IDLE+DRAIN`` → drain, because flags that block jobs win; ``MIXED+PLANNED`` → mixed."""
+    """One state for a node: that which blocks jobs, if any. ``IDLE+DRAIN`` → drain; ``MIXED+PLANNED`` → mixed."""
     base, *flags = _STATE_MARKS.sub("", text.lower()).split("+")
     for telling in ("down", "fail", "drain", "maint", "reserved", "not_responding"):
         if telling in flags or base == telling:
@@ -171,7 +171,7 @@ def _account(row: Row) -> Account:
 
 
 def qos(rows: Iterable[Row]) -> list[Qos]:
-    """The rows of ``sacctmgr show qos``."""
+    """The QOS in the rows of ``sacctmgr show qos``."""
     return [_qos(row) for row in rows if row.get("Name")]
 
 

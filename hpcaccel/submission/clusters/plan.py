@@ -73,7 +73,7 @@ class Choice:
 
 
 def plan_jobs(file: Path, *, overrides: Sequence[str] = (), **options: Any) -> list[Choice]:
-    """The choices for a file's job, or each of its jobs in order. Arguments and errors as in :func:`plan_choices`."""
+    """The choices for a file's job, or for each of its jobs in order. Arguments, errors: :func:`plan_choices`."""
     jobs = read_jobs(file, overrides=overrides)
     if jobs is None:
         return plan_choices(file, overrides=overrides, **options)
@@ -98,7 +98,7 @@ def plan_choices(
         source: a spec file with one job, or one job of a file with several.
         partitions, nodes: the values to combine; if empty, the spec's own.
         facts: the cluster's facts; Slurm is not queried for choices that they rule out.
-        on_query: called with the spec of each combination before Slurm is queried.
+        on_query: called with the spec of each combination before it is checked and Slurm is queried.
 
     Raises:
         SpecError: the spec is invalid, or an item of ``nodes`` is not a number of nodes.
@@ -178,7 +178,7 @@ def query_slurm(
 
 
 def ask_of_script(text: str, slurm: Slurm) -> StartEstimate:
-    """Like :func:`query_slurm`, for an existing script."""
+    """Like :func:`query_slurm`, for the text of a script."""
     with tempfile.TemporaryDirectory(prefix="hpcaccel-plan-") as folder:
         script = Path(folder) / "job.sbatch"
         script.write_text(text, encoding="utf-8")

@@ -38,7 +38,7 @@ def probe(profile: ClusterProfile, run: Run = subprocess.run, *, now: float | No
     """Collect the facts of a profile's cluster. Unavailable facts are listed in ``unknown``, with the reason.
 
     Args:
-        run: starts programs: ``subprocess.run``, or the ``runner`` of a connection to a login node.
+        run: starts programs: ``subprocess.run``, or the ``runner`` of a ``RemoteCluster``.
 
     Raises:
         ClusterError: the machine has no Slurm or does not respond in time, or the profile is for the local backend.
@@ -259,8 +259,8 @@ def write_profile(name: str, values: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     head = (
         f"# Cluster profile {name}: site defaults, which job specs override. `hpcaccel cluster check {name}` compares\n"
-        "# it with the cluster. Keys: backend, default, host, hpcaccel, runs_dir, slurm, environment, env, exclude,\n"
-        "# templates.\n"
+        "# it with the stored facts about the cluster. Keys: backend, default, host, hpcaccel, runs_dir, slurm,\n"
+        "# environment, env, exclude, templates.\n"
     )
     atomic_write(path, head + (write_yaml(values) if values else f"name: {name}\n"), mode=PRIVATE_MODE)
     return path

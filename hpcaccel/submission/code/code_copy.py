@@ -107,6 +107,9 @@ def copy_code(plan: CodePlan, destination: Path) -> None:
 
     Symbolic links to targets inside the copy stay links. A link to another file is replaced by a copy of the file, a
     link to another folder (such as a data set) by an absolute link.
+
+    Raises:
+        RunDirectoryError: a file is not readable.
     """
     destination.mkdir(mode=0o750)
     present = _with_folders(plan.files)
@@ -211,7 +214,7 @@ def _is_wanted_folder(path: Path, runs_dir: Path | None) -> bool:
         return False
     if path.name in _OUTPUT and not (path / "__init__.py").exists():
         return False
-    # a virtual environment of any name; the directory of a run
+    # unwanted as well: a virtual environment of any name, and the directory of a run
     return not (path / "pyvenv.cfg").exists() and not (path / "node.pyz").exists()
 
 

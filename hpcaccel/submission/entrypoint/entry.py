@@ -134,6 +134,9 @@ def launch_spec(
         beside: the programs of the spec's components.
         image: the container's image; ``images`` is the folder that it is imported to.
         cooperative: whether the program detects stop requests through hpcaccel, according to its source.
+
+    Raises:
+        SpecError: the path of a folder that the container needs cannot be mounted.
     """
     root = entry.root if plan is None else code
     stop = spec.stop_mode if cooperative else spec.runtime.stop or "signals"

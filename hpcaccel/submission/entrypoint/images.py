@@ -81,7 +81,7 @@ def _check_file(path: Path, runtime: str) -> None:
 def _ask_registry(image: str) -> tuple[str, tuple[str, ...]]:
     """The digest of an image, and advice if the registry could not be queried.
 
-    skopeo reads the digest without downloading the image; not all versions of Apptainer and enroot can.
+    skopeo reads the digest without downloading the image; not all versions of Apptainer and enroot can do that.
     """
     if not image.startswith("docker://"):
         return "", (f"{_UNCHECKED.format(image)}: only docker:// images can be checked",)
@@ -117,6 +117,9 @@ def launch_container(
     Args:
         code: the copy of the code, in the directory of the run, the array or the sweep.
         roots: folders with code that is not copied.
+
+    Raises:
+        SpecError: the path of a folder that the container needs cannot be mounted.
     """
     container = spec.container
     if container is None or image is None:
@@ -150,7 +153,7 @@ def _same_inside(folders: Sequence[Path]) -> list[str]:
     chosen: list[Path] = []
     for folder in folders:
         if any(character in str(folder) for character in ":,"):
-            raise SpecError(f"container: {str(folder)!r} cannot be mounted: its path contains ':' or ','")
+            raise SpecError(f"container: {str(folder)!r} cannot be mounted: rename the path, which contains ':' or ','")
         if not any(folder.is_relative_to(other) for other in chosen):
             chosen.append(folder)
     return [f"{folder}:{folder}" for folder in chosen]

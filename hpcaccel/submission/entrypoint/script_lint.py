@@ -1,4 +1,4 @@
-"""Warnings about a training script and its job: whether it detects stop requests, resumes, and can be requeued.
+"""Warnings about a script that does not detect stop requests or does not resume, and a job that cannot be requeued.
 
 The script is not executed. It and the files that it imports from its code folder are parsed; installed modules are not.
 A script that uses hpcaccel only through installed modules counts as not using it.

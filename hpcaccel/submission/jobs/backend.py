@@ -86,7 +86,8 @@ def take_back(slurm: Slurm, job_id: str) -> None:
     """Cancel a job that has just been submitted.
 
     Raises:
-        SlurmCommandError: scancel failed. Never SlurmUnreachable, which would mean that there is no job.
+        SlurmCommandError: scancel failed. Never its subclass SlurmUnreachable, because callers would conclude that
+            there is no job.
     """
     try:
         slurm.cancel(job_id)
@@ -124,7 +125,7 @@ def largest_array(config: Mapping[str, str]) -> int:
 
 
 def refuse_too_many(tasks: int, backend: Backend, *, of_map: bool) -> None:
-    """Raises SpecError for an array that the cluster would refuse.
+    """Raises SpecError for an array with more tasks than the cluster or the local backend accepts.
 
     Args:
         of_map: whether the tasks are the items of ``hpcaccel.map``, for the message.
@@ -136,7 +137,7 @@ def refuse_too_many(tasks: int, backend: Backend, *, of_map: bool) -> None:
             most = largest_array(backend.slurm.config())
             limit = f"an array on this cluster can have at most {most:,} tasks (MaxArraySize)"
         except HpcaccelError:
-            pass  # sbatch reports it
+            pass  # only MOST applies here; sbatch reports a smaller limit
     if tasks > most and of_map:
         raise SpecError(
             f"hpcaccel.map() creates {tasks:,} tasks, one per item, but {limit}. Pass several items to each "

@@ -1,6 +1,6 @@
 """Protection of a submission: locks against the user's other processes, and deferred signals.
 
-A lock is held until its process has released it or ended and all programs that inherited it have ended. If the file
+A lock is held until its process has released it or ended, and all programs that inherited it have ended. If the file
 system has no flock, or the state directory is not writable, submissions work without locks.
 
 While a new run is created, SIGTERM and SIGHUP (the connection to the login node was lost) undo the creation, unless
@@ -86,7 +86,7 @@ def warn_no_state(error: OSError, place: Path) -> None:
     """Warn once that this process cannot record what it submits."""
     show_note_once(
         f"state directory {place} cannot be used ({error.strerror or error}): the command continues without it. If "
-        "it is interrupted, check with `hpcaccel list` before you repeat it. To use another directory, set "
+        "the command is interrupted, check with `hpcaccel list` before you repeat it. To use another directory, set "
         "XDG_STATE_HOME",
         of=warn_no_state,
     )
@@ -166,7 +166,7 @@ def raise_on_signals() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer SIGINT, SIGTERM and SIGHUP until the end of the block. Commands that the block starts have them blocked.
+    """Defer SIGINT, SIGTERM and SIGHUP until the end of the block. Commands that it starts have these signals blocked.
 
     A signal between submission and record would leave an unrecorded job. Works in the main thread only.
     """

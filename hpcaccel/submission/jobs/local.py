@@ -1,7 +1,7 @@
 """Jobs of the local backend: ``bash job.sbatch`` is started at once, detached from the submitting process.
 
-The batch step (``node/batch.py``) replaces that bash, and a requeue replaces the batch step, so that the job keeps its
-process id. The id is recorded with the process's start time, because process ids are reused.
+The batch step (``node/batch.py``) replaces that bash by exec, and a requeue replaces the batch step, so that the job
+keeps its process id. The id is recorded with the process's start time, because process ids are reused.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def start(run: RunDir, script: Path, job_id: str) -> None:
 
 
 def start_array(parent: RunDir, script: Path, job_id: str, indices: Sequence[int]) -> None:
-    """Start the tasks of an array one after another. A task that has been stopped or cancelled exits at once."""
+    """Start a process that runs the tasks of an array one after another.
+
+    A task that has been stopped or cancelled before its turn exits at once. Raises the errors of :func:`start`.
+    """
     atomic_write(parent.local_driver, _driver_text(parent, script, job_id, indices), mode=0o750)
     owners = [parent.task(index) for index in indices]
     _launch(["bash", str(parent.local_driver)], job_id=job_id, log=parent.slurm_log, owners=owners)
@@ -164,8 +167,8 @@ def local_process(run: RunDir) -> LocalProcess | None:
 def terminate(run: RunDir) -> None:
     """Send SIGTERM to a local job.
 
-    If there is no process to signal (it runs on another host, or the task has not started), the request in the control
-    directory has the same effect a little later.
+    If there is no process to signal (the job runs on another host, or the task has not started), the request in the
+    control directory has the same effect a little later.
     """
     process = local_process(run)
     if process is None or not process.is_alive:
@@ -181,7 +184,7 @@ def terminate(run: RunDir) -> None:
 
 
 def kill(run: RunDir, *, timeout_seconds: float = 5.0) -> None:
-    """Kill a local job that has just been started, with all processes of its group."""
+    """End a local job that has just been started, with all processes of its group: SIGTERM, then SIGKILL."""
     owner = (
         run if run.local_process.exists() else next((one for one in _tasks(run) if one.local_process.exists()), None)
     )

@@ -138,7 +138,7 @@ def _record_arrived(submission: JobSubmission, earlier: Intent) -> bool:
     else:
         if not (jobs := arrived_jobs(submission, earlier)):
             return False
-        from hpcaccel.submission.jobs.submitit_executor import write_job_pickles  # status does not import submitit
+        from hpcaccel.submission.jobs.submitit_executor import write_job_pickles  # status rarely needs submitit
 
         first = jobs[0]
         write_job_pickles(run, first, earlier.indices)
@@ -183,9 +183,10 @@ def _settled(submission: JobSubmission, earlier: Intent, query: Callable[[JobSub
 
 
 def _script_began(submission: JobSubmission, earlier: Intent) -> float:
-    """The earliest time at which sbatch can have started; never later than now.
+    """The earliest time at which sbatch can have started: when the script was written.
 
-    The code is copied after the intent and before the script is written. The file system's clock may be ahead.
+    That is after the intent was written and the code was copied. A time in the future counts as now, because the file
+    system's clock may be ahead.
     """
     try:
         written = os.stat(submission.run.script).st_mtime

@@ -229,7 +229,7 @@ def ledger_sizes(runs: Sequence[RunDir]) -> list[int]:
 
 def _append(run: RunDir, job_ids: Sequence[str], *, sync: bool = True, **changes: Any) -> None:
     record = read_record(run)
-    before = [one for one in record.job_ids if one not in job_ids]  # an interrupted submission may have recorded it
+    before = [one for one in record.job_ids if one not in job_ids]  # an interrupted submission may have recorded some
     write_record(run, replace(record, job_ids=[*before, *job_ids], **changes), sync=sync)
 
 
@@ -239,6 +239,6 @@ def _note_dependents(task: RunDir, run: RunDir, job_ids: Sequence[str]) -> None:
         return  # a resume: its dependencies have ended
     launch = find_launch(task)
     for other in (RunDir(one["run"]) for one in ([] if launch is None else launch.after)):
-        # Directories of other users are not written. If such a run is a chain, its later jobs are not waited for.
+        # Another user's run may be read-only. If it is also a chain, its later jobs are not waited for.
         for job_id in job_ids if os.access(other.path, os.W_OK) else ():
             record_dependent(other, dependent=run, job_id=job_id)

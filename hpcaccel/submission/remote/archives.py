@@ -75,7 +75,7 @@ def _pack(copy: Path, target: Path) -> None:
     with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
         for path in found:
             if path.is_symlink() and os.path.isabs(os.readlink(path)):
-                continue  # a link to a folder of this machine
+                continue  # a link to a folder of this machine, which the cluster does not have
             member = archive.gettarinfo(path, path.relative_to(copy).as_posix())
             member.uid = member.gid = 0
             member.uname = member.gname = ""
@@ -218,7 +218,10 @@ def _belongs(one: metadata.PackagePath) -> bool:
 
 
 def pins() -> str:
-    """The installed versions of hpcaccel's direct and indirect requirements, one per line, without local builds."""
+    """The installed versions of hpcaccel's direct and indirect requirements (``name==version``), one per line.
+
+    Local versions, such as ``2.6.0+cu124``, are left out.
+    """
     pinned: dict[str, str] = {}
     waiting = ["hpcaccel"]
     while waiting:
@@ -251,4 +254,4 @@ def _version(name: str) -> str | None:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-    return None if "+" in version else version  # no package index has local builds
+    return None if "+" in version else version  # public package indexes have no local versions

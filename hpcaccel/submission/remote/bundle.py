@@ -75,7 +75,8 @@ def pack(
         to_submit: if False, the cluster only checks the spec, and no code or secrets are sent.
 
     Raises:
-        SpecError: the spec is invalid, or a secret is not set on this machine; one line per problem.
+        SpecError: the spec is invalid, a secret is not set on this machine, or the code cannot be sent; one line per
+            problem.
     """
     base = base_of(file)
     more: dict[str, Any] = {}

@@ -129,7 +129,9 @@ class FabricConnection(Connection):
                 f"try: ssh {self._host}"
             ) from None
         except (SSHException, EOFError) as error:
-            raise Unreachable(f"SSH connection to {where} failed: {error or 'the host closed it'}") from None
+            raise Unreachable(
+                f"SSH connection to {where} failed: {error or 'the host closed it'}. For details, try: ssh {self._host}"
+            ) from None
 
 
 class ChannelSession(ProgramSession):
@@ -175,7 +177,7 @@ def _close(connection: Any) -> None:
         sock = None if transport is None else transport.sock
         one.client.close()
         if isinstance(sock, ProxyCommand):
-            # Not Popen.kill(), which may reap the process: paramiko's thread kills the pid too, and it may be reused.
+            # Not Popen.kill(), which may reap the process: paramiko's thread kills the pid too, and pids are reused.
             if sock.process.returncode is None:
                 os.kill(sock.process.pid, signal.SIGKILL)
             transport.join(CONNECT_SECONDS)
@@ -213,7 +215,7 @@ def _join_terminal(channel: Channel) -> None:
 
 @contextmanager
 def _raw_terminal(resize: Callable[[int, int], None]) -> Iterator[None]:
-    """Switch the terminal to raw mode to forward all keys, Ctrl-C included. No effect if stdin is not a terminal."""
+    """Switch the terminal to raw mode to forward all keys, Ctrl-C included, if stdin is a terminal."""
     if not sys.stdin.isatty() or threading.current_thread() is not threading.main_thread():
         yield
         return

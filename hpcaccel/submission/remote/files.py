@@ -50,10 +50,10 @@ def receive(request: dict[str, Any], runs_dir: Path, stream: BinaryIO, frames: F
     """Receive a code archive, continuing an interrupted transfer.
 
     The first frame of the reply (``have``) contains the number of bytes received so far, or the path of the files if
-    the archive is complete. The remaining bytes are read from ``stream``.
+    the archive is complete. The remaining bytes are read from ``stream``; then a second ``have`` contains the path.
 
     Raises:
-        RunDirectoryError: the disk is full, or the archive does not have the announced hash.
+        RunDirectoryError: the folder cannot be created, the disk is full, or the archive or its hash is not valid.
     """
     folder, name, size = code_folder(runs_dir), str(request["hash"]), int(request["size"])
     if len(name) != 64 or set(name) - set("0123456789abcdef"):
@@ -184,6 +184,7 @@ def serve(request: dict[str, Any], frames: FrameWriter) -> None:
 
     Raises:
         RunNotFound, CheckpointError: this cluster does not have the run or the checkpoint.
+        UserError: no value of the metric was logged for any checkpoint, or a file name is not valid.
     """
     run = find_run(request["run"]).dir
     if "files" in request:
@@ -253,7 +254,7 @@ def _send(path: Path, name: str, offset: int, size: int, frames: FrameWriter) ->
         while position < size:
             piece = file.read(min(READ_BYTES, (offset if position < offset else size) - position))
             if not piece:
-                break  # truncated in the meantime; the checksum will differ
+                break  # truncated in the meantime; the last frame has the actual size
             crc = zlib.crc32(piece, crc)
             position += len(piece)
             if position > offset:

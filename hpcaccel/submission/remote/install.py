@@ -136,14 +136,14 @@ def install_hpcaccel(
 ) -> Installed:
     """Build an environment on the profile's cluster, and switch to it.
 
-    If it fails or is interrupted, nothing is left behind and the current environment stays in use.
+    If the installation fails or is interrupted, the new environment is removed and the current one stays in use.
 
     Args:
         on_progress: called with pip's progress, from another thread.
 
     Raises:
-        UserError: the wheel does not exist, or none can be built from the running hpcaccel.
-        ClusterError: no suitable Python, a full disk, or a package that cannot be installed; with pip's message.
+        UserError: ``wheel`` is not an hpcaccel wheel, or none can be built from the running hpcaccel.
+        ClusterError: no connection, no suitable Python, a full disk, or a package that cannot be installed.
     """
     sent = archive(wheel)
     stamp = f"{hpcaccel.__version__}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -196,7 +196,7 @@ _CAUSE = re.compile(r"\[Errno -?\d+\] [\w ]+|certificate verify failed[^)'\"]*|[
 
 
 def _reason(text: str, directory: str) -> str:
-    """The cause in one sentence. pip prints many consequences after the first cause."""
+    """The cause of a failed installation in one sentence. pip prints many consequences after the first cause."""
     if _NO_ROOM.search(text):
         return (
             f"no space left in {directory} or in the directory for temporary files (TMPDIR). Free some space, or "

@@ -99,9 +99,9 @@ class ProcessSession(ProgramSession):
     def _why(self) -> ClusterError:
         stderr = self._stderr.decode("utf-8", "replace").strip()
         if "Host key verification failed" in stderr or "Permission denied" in stderr or "Could not resolve" in stderr:
-            return ClusterError(f"ssh {self._host}: {stderr}")
+            return ClusterError(f"ssh {self._host}: {stderr}. Log in once with `ssh {self._host}`, then try again")
         if "Connection refused" in stderr or "timed out" in stderr or "No route" in stderr:
-            return Unreachable(f"ssh {self._host}: {stderr}")
+            return Unreachable(f"ssh {self._host}: {stderr}. Check the network, VPN and port")
         return ConnectionLost(f"the connection to {self._host} was lost{f' ({stderr})' if stderr else ''}")
 
 

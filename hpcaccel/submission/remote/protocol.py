@@ -104,7 +104,7 @@ class FrameReader:
         """The next frame and its payload.
 
         Raises:
-            Torn: the stream ended.
+            Torn: the stream ended, or a line is too long.
         """
         line = self.line()
         if line is None:
@@ -225,7 +225,7 @@ def answering(program: str | None, *args: str) -> str:
 
 
 def _path(text: str) -> str:
-    """A path as a shell word, quoted except for the home and the variables of the login node."""
+    """A path as a shell word, in which the login node expands only a leading ``~/`` and ``${env:NAME}``."""
     head, text = ('"$HOME"', text[1:]) if text.startswith("~/") else ("", text)
     words = []
     for index, piece in enumerate(_VARIABLE.split(text)):  # odd pieces are names of variables

@@ -176,7 +176,13 @@ class Reply:
 
 @contextmanager
 def kept(name: str | None) -> Iterator[Reply]:
-    """Yield the stored reply to the request ``name``, under a lock; for None, a reply that is not stored."""
+    """Yield the reply to the request ``name``, under a lock. It is empty if no reply is stored yet.
+
+    With None, the reply is empty and will not be stored.
+
+    Raises:
+        UserError: ``name`` is not a request id.
+    """
     if name is None:
         yield Reply(None)
         return

@@ -71,6 +71,8 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
     Raises:
         UserError: the run has ended; or ``then`` is ``requeue`` or ``finish`` and the run is in the queue; or ``then``
             is ``finish`` and the program is stopped by signals.
+        ClusterError, SlurmCommandError: Slurm refused to cancel pending jobs, or did not respond. The request is
+            saved and takes effect when a job of the run is running.
     """
     slurm = slurm or Slurm()
     now = status(run, slurm)
@@ -110,6 +112,8 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
 
     Raises:
         UserError: the run has already ended, and none of its jobs is left in the queue.
+        ClusterError, SlurmCommandError: Slurm refused to cancel a job, or did not respond. If the run has not ended,
+            the request is saved and takes effect when a job of the run is running.
     """
     slurm = slurm or Slurm()
     now = status(run, slurm)
@@ -208,6 +212,8 @@ def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
     Raises:
         RunBusy: the run has not ended, or will be requeued.
         UserError: the run is completed, or one of its secrets is not set in this environment.
+        ClusterError: this machine has no Slurm, or Slurm refused the job.
+        SlurmCommandError: Slurm did not respond.
     """
     parent = submission_dir(run)
     with JobSubmission(parent, slurm=slurm) as submission:

@@ -181,5 +181,5 @@ def _before(own: WaitingJob, queue: Sequence[WaitingJob]) -> list[WaitingJob]:
 
 
 def _place(job: WaitingJob) -> tuple[int, int]:
-    """Sort key: priority, then job id. Without priority weights, all jobs have the same priority (seen on 26.11)."""
+    """Sort key: priority, then job id. Without priority weights, all priorities are equal (seen on Slurm 26.11)."""
     return -job.priority, int(re.match(r"\d*", job.job_id)[0] or 0)  # type: ignore[index]

@@ -150,12 +150,12 @@ class _Handle:
         control.request_cancel(self.dir, slurm=self._slurm)
 
     def resume(self) -> None:
-        """Submit a new job that continues from the newest checkpoint, after a pause, failure, cancel or loss."""
+        """Continue the run in a new job; see :func:`hpcaccel.submission.runs.control.resume`."""
         control.resume(self.dir, slurm=self._slurm)
 
 
 class Run(_Handle):
-    """A single run, in one job or several."""
+    """A single run, in one job or several. Raises RunDirectoryError if ``path`` is not a run directory."""
 
     @property
     def job(self) -> Job[Any]:
@@ -179,7 +179,7 @@ class Run(_Handle):
             timeout: in seconds, as in ``concurrent.futures``; ``timeout_seconds`` is the same.
 
         Raises:
-            RunFailed: the run has not completed; with the function's traceback if there is one.
+            RunFailed: the run did not complete, or has no result; with the function's traceback if there is one.
             TimeoutError: the run has not ended within ``timeout``.
         """
         ended = self.wait(timeout, timeout_seconds=timeout_seconds)

@@ -2,7 +2,7 @@
 
 Each purpose has a file in the user's state directory, with a JSON line per run: the paths that were checked, such as
 the run's folders and its ledger, and a digest of their inodes, sizes and modification times. A line is used only after
-its paths are checked again. A run that was deleted, moved or replaced, or whose paths changed, is read again. Torn
+its paths are checked again. A run that was moved or replaced, or whose paths changed, is read again. Torn
 lines, and lines of other releases, are ignored. Without the cache, commands read everything and take longer.
 """
 

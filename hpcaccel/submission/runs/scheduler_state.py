@@ -104,7 +104,7 @@ def query_processes(fact: RunState) -> SchedulerJob:
     if process is None:
         return SchedulerJob(phase="gone")
     if not process.is_here:
-        return SchedulerJob(phase="unknown", words=f"it was started on {process.host}: query its status there")
+        return SchedulerJob(phase="unknown", words=f"the job was started on {process.host}: query its status there")
     if not process.is_alive:
         return SchedulerJob(phase="gone")
     if fact.run.is_task and not fact.run.slurm_log.exists():

@@ -235,7 +235,7 @@ def _running(fact: RunState, job: SchedulerJob) -> RunStatus:
 def _without_outcome(fact: RunState, job: SchedulerJob) -> RunStatus:
     """The status of a run that has no active job and no final end in its ledger."""
     if _has_live_lease(fact):
-        return _status(fact, "running", "", f"a running process on this host holds its lease: {fact.run.lease}")
+        return _status(fact, "running", "", f"a running process on this host holds the run's lease: {fact.run.lease}")
     reported = "" if job.phase == "gone" else f"Slurm reports state {job.state.value}"
     cancelled = job.state is JobState.CANCELLED
     if fact.asked is not None and fact.asked.then == "cancel":

@@ -185,7 +185,7 @@ def prepare_jobs(
     slurm: Slurm | None = None,
     facts: bool = True,
 ) -> list[PreparedSubmission]:
-    """Check all jobs of ``read_jobs`` before the first is submitted.
+    """Check all jobs of a file (the result of ``read_jobs``) before the first is submitted.
 
     Args:
         after: runs that must end first, for the jobs that depend on no other job of the file.
@@ -283,7 +283,7 @@ def _submit_all(
 def _half_submitted(error: SlurmCommandError, runs: Sequence[Run], *, of: int) -> SlurmCommandError:
     """An error after which a repeated command continues: the submitted jobs cannot be cancelled now."""
     message = (
-        f"{error.stderr.strip() or 'no message'}\nonly {len(runs)} of {of} jobs submitted "
+        f"{error.stderr.strip() or 'no message'}\nonly {len(runs)} of {of} jobs were submitted "
         f"({', '.join(run.run_id for run in runs)}). When Slurm responds again, repeat the command to submit the others"
     )
     return SlurmCommandError(error.command, error.returncode, message)

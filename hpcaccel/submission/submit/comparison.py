@@ -139,7 +139,7 @@ def _diff(name: PurePosixPath, old: Path, new: Path) -> Iterator[str]:
     try:
         before, now = (path.read_text(encoding="utf-8").splitlines() for path in (old, new))
     except UnicodeDecodeError:
-        yield f"{name}: not a text file, cannot be compared line by line\n"
+        yield f"{name}: not a text file, so it cannot be compared line by line\n"
         return
     for line in difflib.unified_diff(before, now, f"before/{name}", f"now/{name}", lineterm=""):
         yield f"{line}\n"
@@ -148,7 +148,7 @@ def _diff(name: PurePosixPath, old: Path, new: Path) -> Iterator[str]:
 COMMAND_SECONDS = 3600.0
 """Time within which a repeated command continues an interrupted one; later it is a new command."""
 UNUSED_SECONDS = 7 * 86_400.0
-"""Pending keys are kept for at least this time after their last use."""
+"""Minimum age at which the file of a pending key is deleted. Keys that never expire are not deleted by age."""
 
 
 def key_file(key: str) -> Path:

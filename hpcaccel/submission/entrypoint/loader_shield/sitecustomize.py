@@ -12,7 +12,7 @@ only, and then imports the environment's own ``sitecustomize``, if there is one.
 import os
 import signal
 import sys
-import threading  # imported first, because its own after-fork hook must run before this one
+import threading  # imported first, because its after-fork hook must run before this file's
 
 PARENT_CHECK_SECONDS = 5.0
 """Interval at which a worker checks whether its parent is alive."""
