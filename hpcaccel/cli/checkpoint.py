@@ -186,7 +186,7 @@ def pin(
 
 @_there_or_here("unpin")
 def unpin(checkpoint: Checkpoint) -> None:
-    """Unpin a checkpoint: its run may delete it again when it is old."""
+    """Unpin a checkpoint, so that its run may delete it when it becomes old."""
     from hpcaccel.checkpoint_files.pins import unpin
     from hpcaccel.submission.runs.checkpoints import find_checkpoint
 

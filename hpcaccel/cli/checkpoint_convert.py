@@ -129,7 +129,7 @@ def run_convert(request: dict[str, Any]) -> dict[str, Any]:
         The result printed by ``hpcaccel.checkpoint.formats``.
 
     Raises:
-        UserError: the conversion is impossible; the message gives the reason.
+        UserError: torch is not installed, or the conversion is impossible; the message gives the reason.
         HpcaccelError: the process failed unexpectedly; its error is on stderr.
     """
     from hpcaccel.view.progress import Transfer

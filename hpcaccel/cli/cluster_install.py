@@ -1,4 +1,4 @@
-"""``cluster install``: hpcaccel in a separate environment on the cluster's shared file system."""
+"""``cluster install``: installs hpcaccel into an environment of its own on the cluster's shared file system."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def follow_to_the_end(run: RunDir, *, json: bool) -> NoReturn:
     """Show the progress of ``run`` until it ends or pauses, then its summary, and exit with its exit code.
 
     Raises:
-        typer.Exit: with 0 completed, 1 failed, 85 paused, 130 cancelled or Ctrl-C, which does not stop the run.
+        typer.Exit: with 0 completed or pruned, 1 failed or lost, 85 paused, 130 cancelled or after Ctrl-C, which does
+            not stop the run.
     """
     from hpcaccel.view.progress import display, follow
     from hpcaccel.view.run_overview import overview
@@ -51,7 +52,7 @@ def follow_to_the_end(run: RunDir, *, json: bool) -> NoReturn:
 
 
 def watch_status(run: AnyRun, show: Callable[[], None]) -> None:
-    """Call ``show`` repeatedly until ``run`` has ended.
+    """Call ``show`` repeatedly until ``run`` has ended or is paused.
 
     A terminal is cleared before each page; elsewhere an empty line separates the pages.
 

@@ -71,7 +71,7 @@ def _relative(script: Path, output: Path) -> str:
 
 
 def _query_slurm() -> tuple[list[PartitionInfo], list[Association]]:
-    """Partitions and accounts of the cluster; empty without Slurm, and with a note if Slurm does not respond."""
+    """Partitions and accounts of the cluster; both empty if there is no Slurm, or (with a note) if a query fails."""
     import getpass
 
     from hpcaccel.slurm.commands import Slurm
@@ -96,7 +96,7 @@ def _write(output: Path, text: str) -> None:
         atomic_write(schema_file, json.dumps(schema(), indent=1) + "\n")
         atomic_write(output, text)
     except OSError as error:
-        raise UserError(f"cannot write {output}: {error.strerror}") from None
+        raise UserError(f"cannot write {output} and {schema_file}: {error.strerror}. Choose another --output") from None
 
 
 # -- the text of the file -----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def starter_spec(
     Args:
         script: path of the training script, relative to the file; None if there is none yet.
         schema: path of the JSON Schema for editors, relative to the file.
-        partitions: partitions of the cluster; if empty, the file has placeholders.
+        partitions: partitions of the cluster; if none is available, the file has placeholders.
         associations: the accounts that the user may charge.
     """
     partition = choose_partition(partitions)
@@ -132,7 +132,10 @@ def starter_spec(
 
 
 def choose_partition(partitions: Sequence[PartitionInfo]) -> PartitionInfo | None:
-    """The partition to propose: an available one, if possible with GPUs; the cluster's default, else the largest."""
+    """The partition to propose: the cluster's default, else the largest; None if none is available.
+
+    Available partitions with GPUs take precedence, even over a default partition without GPUs.
+    """
     up = [partition for partition in partitions if partition.available]
     with_gpus = [partition for partition in up if partition.gpus_per_node] or up
     return max(with_gpus, key=lambda partition: (partition.default, partition.nodes), default=None)

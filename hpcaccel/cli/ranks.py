@@ -64,7 +64,7 @@ def stream_logs(request: Mapping[str, Any], write: Callable[[bytes, dict[str, An
         write: called with each chunk and the position after it.
 
     Returns:
-        A message for the user if there was nothing to write; otherwise an empty string.
+        A message for the user if the requested log is empty or does not exist; otherwise an empty string.
     """
     from hpcaccel.view.log_reader import LOOK_SECONDS, Logs
     from hpcaccel.view.watch import BackgroundQuery
@@ -136,8 +136,8 @@ def stacks(
 
 
 _NO_HEARTBEAT = (
-    "no rank of {run} writes heartbeats: its program has not created its Accelerator() yet, or does not use one. "
-    "If it does not, use py-spy: hpcaccel shell {run}, then py-spy dump --pid ..."
+    "no rank of {run} writes heartbeats: its program has not called Accelerator() or stop_gate() yet, or uses neither. "
+    "If it uses neither, use py-spy: hpcaccel shell {run}, then py-spy dump --pid ..."
 )
 
 
@@ -218,7 +218,7 @@ def shell(
 
 def _on_this_machine(run: Run, node: str | None) -> None:
     if node not in (None, "0"):
-        raise UserError(f"--node {node!r}: {run.run_id} runs on this machine only")
+        raise UserError(f"--node {node!r}: {run.run_id} runs on this machine only; omit --node")
     note(f"opening a shell in {run.path}; type exit to leave it")
     os.chdir(run.path)
     os.execvpe("bash", ["bash"], {**os.environ, "HPCACCEL_RUN_DIR": str(run.path)})

@@ -55,7 +55,7 @@ class WholeSummaries(TyperGroup):
 
 
 def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
-    """Write every command that is not hidden; those without a group under ``Other``."""
+    """Write every command that is not hidden, those without a group under ``Other``; then the calls in Python."""
     left = {name: command for name, command in commands.items() if not command.hidden}
     for title, names in GROUPS.items():
         rows = [(name, _summary(left.pop(name))) for name in names if name in left]

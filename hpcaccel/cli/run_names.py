@@ -18,7 +18,7 @@ MOST_IDS = 50
 
 
 def find(name: str) -> AnyRun:
-    """The run with this id, prefix of an id, name, job id or path."""
+    """The run with this id, id prefix, name (its latest run), job id or path."""
     from hpcaccel.submission.runs.find import find_run
 
     return find_run(name)

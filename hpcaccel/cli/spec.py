@@ -173,7 +173,11 @@ def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], 
 
 
 def _expected_start(spec: JobSpec, profile: ClusterProfile | None) -> float | None:
-    """Estimated start of a job. Raises SpecError with Slurm's error if Slurm would reject the job."""
+    """Estimated start of a job, in seconds since the epoch; None if Slurm gives no time.
+
+    Raises:
+        SpecError: Slurm would reject the job, or the backend is local.
+    """
     from hpcaccel.slurm.commands import Slurm
     from hpcaccel.submission.clusters.plan import query_slurm
 

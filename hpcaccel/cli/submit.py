@@ -1,4 +1,4 @@
-"""``submit``: a spec file becomes a job, an array or several jobs in the queue."""
+"""``submit``: submits a spec file as a job, an array or several jobs."""
 
 from __future__ import annotations
 

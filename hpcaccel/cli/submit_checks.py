@@ -44,7 +44,7 @@ def refuse_what_slurm_refuses(prepared: PreparedSubmission) -> None:
     from hpcaccel.submission.jobs.backend import SlurmBackend
 
     if not isinstance(prepared.backend, SlurmBackend):
-        raise UserError("--live needs Slurm, which the local backend does not use")
+        raise UserError("--live needs Slurm, which the local backend does not use: choose a cluster with --cluster")
     estimate = ask_of_script(prepared.script, prepared.backend.slurm)
     if estimate.refusal:
         raise ClusterError(estimate.refusal)

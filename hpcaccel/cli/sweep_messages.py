@@ -152,7 +152,8 @@ def follow_sweep(sweep: Sweep, *, json: bool) -> NoReturn:
     """Show the progress of a sweep until it ends or pauses, and exit with its result.
 
     Raises:
-        typer.Exit: with 0 completed, 1 failed, 85 paused, 130 cancelled or Ctrl-C, which does not stop the sweep.
+        typer.Exit: with 0 completed, 1 failed or lost, 85 paused, 130 cancelled or after Ctrl-C, which does not stop
+            the sweep.
     """
     from hpcaccel.view.sweep_tables import sweep_in_a_line
 

@@ -188,5 +188,7 @@ def pattern(path: str) -> str:
         SpecError: the path contains a backslash, which Slurm removes from such a path, or does not fit on one line.
     """
     if "\\" in path:
-        raise SpecError(f"the run directory {path!r} contains a backslash, which Slurm removes from log paths")
+        raise SpecError(
+            f"the run directory {path!r} contains a backslash, which Slurm removes from log paths: choose another one"
+        )
     return checked(path).replace("%", "%%")

@@ -140,6 +140,7 @@ class Slurm(Queries):
 
         Raises:
             ClusterError: Slurm does not allow the requeue, for example because the site removes ``--requeue``.
+            SlurmCommandError: the job has ended, or the controller did not respond.
         """
         command = ["scontrol", "requeue", address(job_id)]
         result = self._start(command)
@@ -155,7 +156,8 @@ class Slurm(Queries):
         A requeued job counts as pending while its processes are still being killed.
 
         Raises:
-            SlurmCommandError: the job is running, or there is no such node.
+            ValueError: one of ``nodes`` is not a node name.
+            SlurmCommandError: the job is running, there is no such node, or the controller did not respond.
         """
         if bad := [node for node in nodes if not _NODE.fullmatch(node)]:
             raise ValueError(f"{bad[0]!r} is not a node name")
@@ -183,7 +185,7 @@ class Slurm(Queries):
             most: the limit; 0: no limit.
 
         Raises:
-            SlurmCommandError: the array has ended.
+            SlurmCommandError: the array has ended, or the controller did not respond.
         """
         command = ["scontrol", "update", f"JobId={address(job_id)}", f"ArrayTaskThrottle={most}"]
         result = self._start(command)
@@ -203,7 +205,7 @@ class Slurm(Queries):
         return ["srun", f"--jobid={address(job_id)}", "--overlap", *one_task, *(["--pty"] if terminal else []), "bash"]
 
     def _changed(self) -> None:
-        """Invalidate the queue cache. Not needed after a requeue, which kills the caller and is in the run's ledger."""
+        """Invalidate the queue cache. Not needed after a requeue, which kills the caller and is in the ledger."""
         if self.is_here:
             note_change()
 

@@ -23,7 +23,8 @@ _HINTS = {
     r"invalid qos": "slurm.qos: list your QOS with `sacctmgr show associations user=$USER format=account,qos%50`",
     r"time limit": "slurm.time: `sinfo -o '%P %l'` shows the limit of each partition",
     r"node configuration is not available|more processors requested": (
-        "slurm: no node of the partition has that many GPUs or CPUs or that much memory: `sinfo -N -o '%P %c %m %G'`"
+        "slurm: no node of the partition has that many GPUs or CPUs or that much memory: `sinfo -N -o '%P %c %m %G'` "
+        "lists the nodes"
     ),
     r"invalid feature": "slurm.constraint: list the features with `sinfo -o '%P %f'`",
     r"invalid generic resource": "slurm.gres or slurm.gpus_per_node: list the GRES with `sinfo -o '%P %G'`",

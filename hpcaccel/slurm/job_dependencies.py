@@ -31,7 +31,7 @@ _DEPENDENTS = "dependents.jsonl"
 """File in a run directory that lists the jobs that depend on the run."""
 _SUCCESSFUL_REASONS = ("completed", "pruned")
 _PICKLE = "{job_id}_submitted.pkl"
-"""The file that submitit opens in a rank of a Python function; named after the job in which the rank runs."""
+"""The file that submitit opens in a rank that runs a Python function; named after the rank's job."""
 
 
 def dependency_text(after: Sequence[Mapping[str, str]], also: str | None) -> str:
@@ -50,13 +50,13 @@ def _part(kind: str, run: RunDir) -> str:
     jobs, links = record.get("job_ids", []), record.get("links", [])
     if is_settled(run) or not jobs:
         return ""
-    if jobs[-1] in links:  # whether the chain succeeded is checked when its last job has ended
+    if jobs[-1] in links:  # the dependent job checks whether the chain succeeded, when the last job has ended
         return "afterany:" + ":".join(links[links.index(jobs[-1]) :])
     return f"{kind}:{jobs[-1]}"
 
 
 def _settled_end(run: RunDir) -> AttemptEnd | None:
-    """The newest line of the ledger if it ends or pauses the run."""
+    """The newest line of the ledger if it ends or pauses the run, else None."""
     offset = (read_json(run.record) or {}).get("ledger_offset", 0)
     return RunLedger.read(run, offset=offset).settled
 
@@ -92,7 +92,7 @@ def update_dependents(slurm: Slurm, run: RunDir) -> list[str]:
         dependent = RunDir(Path(line["run"]))
         document = read_json(dependent.spec)
         if document is None:
-            continue  # its directory has been removed
+            continue  # the dependent's directory has been removed
         launch = launch_of(document, source=dependent.spec)
         text = dependency_text(launch.after, document["spec"]["slurm"].get("dependency"))
         try:

@@ -137,8 +137,8 @@ def query_environment(base: Mapping[str, str]) -> dict[str, str]:
 def submission_environment(base: Mapping[str, str], *, script: str) -> dict[str, str]:
     """Environment for sbatch, without variables of a surrounding job or SBATCH_ variables that override the script.
 
-    Outside a job, defaults of the site or the user (SBATCH_ACCOUNT in a profile) stay for options that the script does
-    not set, except SBATCH_ARRAY_INX.
+    Outside a job, defaults of the site or the user (such as SBATCH_ACCOUNT in ~/.profile) stay for options that the
+    script does not set, except SBATCH_ARRAY_INX.
 
     Args:
         script: the text of the batch script.

@@ -39,7 +39,10 @@ _QOS_COLUMNS = (
 
 
 class Queries(Programs):
-    """Slurm's read-only commands as methods, which raise SlurmCommandError if the program fails."""
+    """Slurm's read-only commands as methods.
+
+    They raise SlurmCommandError if the program fails, and ClusterError if it is not installed.
+    """
 
     # -- jobs -----------------------------------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ class Queries(Programs):
         return sorted(found, key=int)
 
     def workers_of_script(self, script: Path) -> dict[int, str]:
-        """Array tasks (``46_3``) of a sweep's script, by worker index.
+        """The newest array task (``46_3``) of each worker of a sweep's script, by worker index.
 
         ``%o`` ends with the script's argument, if it has one: the worker index of the array's task 0 (default: 0).
         """
@@ -124,7 +127,7 @@ class Queries(Programs):
         return {} if output is None else parsing.accounting_entries(output)
 
     def step_state(self, job_id: str, step_id: str | int) -> JobState | None:
-        """State of a step in the accounting, which lags by some seconds; None if there is no such step."""
+        """State of a step in the accounting, which lags by some seconds; None without such a step or accounting."""
         if not STEP.fullmatch(str(step_id)):
             raise ValueError(f"{step_id!r} is not a step ID: use a number such as 0, or batch, extern, interactive")
         output = self._sacct("--format=State", f"--jobs={address(job_id)}.{step_id}")

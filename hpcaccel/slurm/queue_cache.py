@@ -1,7 +1,8 @@
 """Cache of the queue: one squeue for all jobs of the user, shared between all of the user's processes.
 
-A result is valid for a minute (``HPCACCEL_QUEUE_SECONDS``). When it expires, one of the processes that need it runs
-squeue, and the others wait for the new result. After hpcaccel has changed the queue, only later results are valid.
+By default, a result is valid for a minute (``HPCACCEL_QUEUE_SECONDS``). When it expires, one of the processes that
+need it runs squeue, and the others wait for the new result. After hpcaccel has changed the queue, only later results
+are valid.
 
 A job that squeue does not list is not necessarily gone: squeue may have failed, or the controller has just started. For
 such jobs sacct runs once, then scontrol for jobs without an end in the accounting. If the controller has no record of
@@ -27,7 +28,7 @@ __all__ = ["SECONDS_VARIABLE", "CachedJob", "CachedJobs", "Queue"]
 SECONDS_VARIABLE = "HPCACCEL_QUEUE_SECONDS"
 DEFAULT_SECONDS = 60.0
 PAUSE_SECONDS = 2.0
-"""Shortest time between two runs of squeue, however often the queue changes; less if results are valid for less."""
+"""Shortest time between two runs of squeue, however often the queue changes; shorter if results expire sooner."""
 QUERY_TIMEOUT_SECONDS = 20.0
 """Time limit of one command."""
 PATIENCE_SECONDS = 10.0
@@ -94,7 +95,8 @@ class Queue:
 
         Args:
             after: seconds since the epoch; only results of queries after this time are used. Default: the last change
-                that hpcaccel made for this user. 0.0: any valid result (for frequent calls).
+                that hpcaccel made for this user, or the submission of a job without a result if that is later. 0.0: any
+                valid result (for frequent calls).
             submitted: latest possible submission time of each job. A job does not count as gone before ``MinJobAge``
                 has passed since then.
         """
@@ -230,6 +232,6 @@ def _cached_job(cache: CachedQueue, job_id: str, submitted: float, note: str) ->
 
 
 def _clock(when: float) -> str:
-    """Clock time, with the date if it is not today. An age in place of a time would change with every call."""
+    """Clock time, with the date if it is not today. An age would make the message change with every call."""
     today = time.strftime("%F") == time.strftime("%F", time.localtime(when))
     return time.strftime("%H:%M:%S" if today else "%F %H:%M", time.localtime(when))

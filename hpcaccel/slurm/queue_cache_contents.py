@@ -224,7 +224,7 @@ def _query_controller(slurm: Slurm, cache: CachedQueue, job_id: str, accounted: 
     elif now - _alive_at(cache, job_id) > _min_job_age(slurm, cache):
         cache.found[job_id] = JobQueryResult(forgotten=True, at=now)
     else:
-        cache.found[job_id] = JobQueryResult(reason="Slurm no longer lists it, although it did a moment ago", at=now)
+        cache.found[job_id] = JobQueryResult(reason="Slurm no longer lists the job, although it did recently", at=now)
 
 
 def _alive_at(cache: CachedQueue, job_id: str) -> float:

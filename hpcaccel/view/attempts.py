@@ -107,7 +107,7 @@ def read_attempts(run: RunDir, logged: Mapping[int, LoggedSteps] | None = None) 
     """All attempts in the ledger, oldest first.
 
     Args:
-        logged: logged steps by attempt, if they have been read already.
+        logged: logged steps by attempt (``Metrics.logged``), which supplement the steps in the attempts' files.
     """
     logged = logged or {}
     ledger = RunLedger.read(run)

@@ -21,14 +21,14 @@ PARTS: dict[str, str] = {
     "lost": "steps that were lost, at their median time",
     "queue": "waiting for nodes",
     "launch": "setup and start of the processes",
-    "imports": "imports, until Accelerator() is created",
+    "imports": "imports, until Accelerator() or stop_gate() is called",
     "meeting": "until all ranks are connected",
     "build": "model, data, prepare()",
     "load": "loading a checkpoint",
     "first_step": "time of the first step above the median: compilation, warm-up",
     "leaving": "from the last step to the exit, excluding saves",
     "hang": "from the last step of a failed attempt to its end",
-    "untold": "not known: programs without hpcaccel.Accelerator do not report steps",
+    "untold": "not known: without Accelerator() or stop_gate(), steps are not reported",
     "paused": "stopped until it was resumed; excluded from all ratios",
 }
 """The parts and their meaning."""
@@ -97,7 +97,7 @@ def split(span: AttemptSpan, *, kept: int | None) -> AttemptWork:
 
 
 def _never_began(parts: _Parts, span: AttemptSpan, times: Timing) -> None:
-    """Assign the time of an attempt that ended before its first step to the phase in which it ended."""
+    """Assign the remaining time of an attempt without a complete step to the phases that the attempt reached."""
     parts.until("build", times.prepared if times.prepared is not None else span.ended)
     parts.until("load", times.loaded if times.loaded is not None else span.ended)
     parts.until("first_step", span.ended)
@@ -112,7 +112,8 @@ def _loop(parts: _Parts, span: AttemptSpan, times: Timing, *, kept: int | None) 
     usual = times.step_seconds
     if usual is None:  # there was only one step
         usual = max(0.0, times.first_step_time - parts.at - times.stall_before_first_step)
-    # ``prepared`` is not recorded if the script tries to load no checkpoint: building then lasts until the first step.
+    # An Accelerator records ``prepared`` only if the script tries to load a checkpoint. Otherwise "build" lasts until
+    # the first step.
     first = "build" if times.prepared is None else "first_step"
     parts.until(first, times.first_step_time - times.stall_before_first_step - usual)
     loop = parts.take(last_time)

@@ -99,7 +99,10 @@ def interval_lines(interval: Interval) -> Iterator[str]:
     cost = precise_duration(interval.save_cost_seconds)
     numbers = f"{interval.saves} save{'' if interval.saves == 1 else 's'}, with {cost} of stall per save"
     if interval.suggested_seconds is None or interval.seconds_between_interruptions is None:
-        yield f"checkpoint interval: no recommendation, because this run was never interrupted ({numbers})"
+        yield (
+            "checkpoint interval: no recommendation, because this run was never interrupted, or its saves took no time "
+            f"({numbers})"
+        )
         return
     every = precise_duration(interval.suggested_seconds)
     share = percent(interval.cost(interval.suggested_seconds))

@@ -101,7 +101,8 @@ def _facts(run: Overview) -> list[tuple[str, Cell | Sequence[Cell]]]:
         rows.append(("training", spent))
     if run.slow_ranks:
         slow = [
-            f"rank {one['rank']} on {clean(one['node'])} ({one['ratio']:g} x as slow as the others)"
+            f"rank {one['rank']} on {clean(one['node'])} (takes {one['ratio']:g} times as long as the median rank "
+            "for its own part of a step)"
             for one in run.slow_ranks
         ]
         rows.append(("slow ranks", Styled(", ".join(slow), "yellow")))

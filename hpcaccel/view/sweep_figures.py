@@ -22,7 +22,7 @@ class Panel:
 
     title: str
     about: str
-    """Its caption."""
+    """The caption."""
     draw: Callable[[Axes, SweepData], None]
     wide: bool = False
     wanted: Callable[[SweepData], bool] = lambda data: True

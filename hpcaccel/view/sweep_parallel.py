@@ -1,4 +1,4 @@
-"""Parallel coordinates: each parameter is a vertical axis."""
+"""The parallel-coordinates plot of a sweep: each parameter and each metric is a vertical axis."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ class Snapshot:
     values: dict[str, float]
     """The newest value logged for each name."""
     seconds_left: float | None
-    """Estimated time until the last step at the current pace; None if the run is not running or the pace is unknown."""
+    """Estimated time until the last step at the current pace; None if the run is not running, or if its pace or its
+    total number of steps is unknown."""
 
     @property
     def attempt(self) -> int:
@@ -191,7 +192,7 @@ def state_line(snapshot: Snapshot) -> str:
 
 def facts(snapshot: Snapshot) -> list[str]:
     """Texts for a progress line, in this order: ``step 120/400``, ``loss 2.413``, ``12.3k tokens/s``, ``1m 20s left``.
-    Unknown ones are left out, and only the first ``_SHOWN_VALUES`` values are shown."""
+    Unknown facts are left out, and only the first ``_SHOWN_VALUES`` values are shown."""
     found = [] if snapshot.step is None else [f"step {step_of(snapshot.step, snapshot.total_steps)}"]
     names = [name for name in _SHOWN_FIRST if name in snapshot.values]
     names += [name for name in snapshot.values if name not in names]

@@ -40,6 +40,6 @@ def test_stacks_of_a_program_without_heartbeats_is_an_error(shell, refused):
     waits = TALKS.replace("echo to stderr >&2; exit ${CODE:-0}", "sleep 60")
     run = submitted(shell, waits)
     try:
-        assert "or does not use one" in refused(shell("stacks", run["run_id"]))
+        assert "or uses neither" in refused(shell("stacks", run["run_id"]))
     finally:
         shell("cancel", run["run_id"])

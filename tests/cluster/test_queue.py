@@ -111,7 +111,7 @@ def test_job_state_without_slurmdbd_comes_from_squeue_and_scontrol(own: Cluster,
         own.run("scancel", run.job_id)
         run.dir.record.write_text(json.dumps({**record, "job_ids": ["99999"]}))
         assert run.status()["state"] == "pending"
-        assert "although it did a moment ago" in run.status()["detail"]
+        assert "although it did recently" in run.status()["detail"]
         old = run.dir.record.stat().st_mtime - 3600
         os.utime(run.dir.record, (old, old))
         assert run.status()["state"] == "lost"

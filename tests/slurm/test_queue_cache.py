@@ -143,7 +143,7 @@ def test_empty_queue_does_not_make_a_job_gone_before_min_job_age(
     clock.now += 61
     known = one(queue, "1")
     assert (known.state, known.gone) == (JobState.UNKNOWN, False)
-    assert "although it did a moment ago; last seen RUNNING at " in known.words
+    assert "although it did recently; last seen RUNNING at " in known.words
     slurm.jobs.update(jobs)
     clock.now += 61
     assert one(queue, "1").state is JobState.RUNNING

@@ -166,7 +166,7 @@ def test_job_unlisted_within_min_job_age_is_not_lost(project: Project, run: Run)
     project.slurm.forget(run.job_id)
     now = run.status()
     assert (now.state, now.ended) == ("running", False)
-    assert "no longer lists it, although it did a moment ago" in now.detail
+    assert "Slurm no longer lists the job, although it did recently" in now.detail
 
 
 def test_ledger_entry_newer_than_the_cached_queue_gives_the_state(project: Project, run: Run) -> None:

@@ -56,7 +56,8 @@ def test_slow_ranks_are_shown_while_they_are_slow(came_back):
     now = overview(came_back.run, status_of(came_back, state="running"))
     text = io.StringIO()
     print_status(now, stream=text)
-    assert "slow ranks  rank 5 on n2 (2.1 x as slow as the others)" in text.getvalue()
+    slowness = "takes 2.1 times as long as the median rank for its own part of a step"
+    assert f"slow ranks  rank 5 on n2 ({slowness})" in text.getvalue()
     assert now.to_json()["slow_ranks"] == [slow]
     append_line(came_back.run.stragglers(2), {"step": 300, "slow": []})
     assert overview(came_back.run, status_of(came_back)).slow_ranks == []

@@ -146,7 +146,7 @@ def _run_once(cluster: RemoteCluster, request: dict[str, Any], secrets: frozense
 
     head, output = cluster.again(lambda: cluster.converse(request, talk))
     if head.get("kept") and request.get("repeated"):
-        note("note: this command had already run, but its output was lost; this is that output")
+        note("note: this command had already run, but the connection broke before its output arrived; it is shown now")
     print_bytes(out=output.get("out", b""), err=output.get("err", b""))
     return int(head["code"])
 

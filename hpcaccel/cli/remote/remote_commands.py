@@ -61,6 +61,7 @@ def submit_there(
 
     Raises:
         typer.Exit: with the exit code of the command on the cluster.
+        SpecError: the spec is invalid, a secret is not set on this machine, or a job contradicts the facts.
     """
     from hpcaccel.submission.remote.bundle import expanded_on, hand_over, pack
 
@@ -97,6 +98,7 @@ def plot_there(cluster: RemoteCluster, sweep: str, out: Path) -> NoReturn:
 
     Raises:
         typer.Exit: with the exit code of the command on the cluster.
+        UserError: the directory of ``out`` does not exist.
     """
     request = {"do": "file", "args": ["sweep", "plot", sweep], "suffix": out.suffix}
 
@@ -115,7 +117,7 @@ def plot_there(cluster: RemoteCluster, sweep: str, out: Path) -> NoReturn:
 
 
 def logs_there(run: str | None, *, rank: str, attempt: int | None, follow: bool) -> bool:
-    """Show the logs of ``run`` if it is behind SSH; otherwise return False.
+    """Show the logs of ``run`` and exit if the run is behind SSH; otherwise return False.
 
     After a broken connection the output continues where it stopped.
     """
@@ -134,7 +136,7 @@ def logs_there(run: str | None, *, rank: str, attempt: int | None, follow: bool)
 
 
 def shell_there(run: str, node: str | None) -> bool:
-    """Open a shell on a node of ``run`` if it is behind SSH; otherwise return False."""
+    """Open a shell on a node of ``run``, then exit, if the run is behind SSH; otherwise return False."""
     found = cluster_of_run(run)
     if found is None:
         return False
@@ -224,7 +226,7 @@ def inspect_there(
     from hpcaccel.submission.remote.bundle import asked
 
     if facts:
-        load_facts(cluster.name)  # reports errors in the file on this machine
+        load_facts(cluster.name)  # raises SpecError if this machine's facts file is invalid
     return asked(
         cluster, bundle, command,
         runs_dir=None if runs_dir is None else os.fspath(runs_dir), facts=facts,

@@ -57,7 +57,7 @@ def answer(context: typer.Context) -> None:
         frames.send("err", f"error: {error}\n".encode())
         frames.send("exit", code=error.exit_code)
     except BrokenPipeError:
-        os._exit(EXIT_BUG)  # the connection broke after the command had run
+        os._exit(EXIT_BUG)  # the connection broke while the reply was being sent
     except OSError as error:
         if (why := os_error_message(error)) is None:
             raise

@@ -29,7 +29,8 @@ def cluster_of_arguments(values: Mapping[str, Any]) -> tuple[RemoteCluster, dict
         The cluster, and for each run name in the arguments its name on the cluster.
 
     Raises:
-        UserError: the arguments refer to runs on several machines.
+        UserError: the arguments refer to runs on several machines, or to a run on a cluster whose profile no longer has
+            a host.
     """
     if values.get("cluster") is not None:
         chosen = behind_ssh(values["cluster"])
@@ -106,6 +107,9 @@ def cluster_of_run(token: str | None, *, only_sweeps: bool = False) -> tuple[Rem
     Args:
         token: name of the run; None: the run that was submitted last.
         only_sweeps: as in :func:`hpcaccel.submission.runs.find.find_run`.
+
+    Raises:
+        UserError: the run was submitted to a cluster whose profile no longer has a host.
     """
     from hpcaccel.submission.remote.remote_index import remote_of
 
