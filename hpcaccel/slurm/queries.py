@@ -12,7 +12,7 @@ from hpcaccel.slurm import parsing, site_parsing
 from hpcaccel.slurm.error_messages import is_unknown_job
 from hpcaccel.slurm.parsing import WAITING_FORMAT, WaitingJob, parse_waiting
 from hpcaccel.slurm.programs import Programs, address
-from hpcaccel.slurm.pyxis import is_installed
+from hpcaccel.slurm.site_parsing import has_pyxis
 from hpcaccel.slurm.states import (
     AccountingEntry,
     Association,
@@ -185,7 +185,7 @@ class Queries(Programs):
 
     def has_pyxis(self) -> bool:
         """Whether srun can start containers itself, with the plugin pyxis."""
-        return is_installed(self._output(["srun", "--help"]))
+        return has_pyxis(self._output(["srun", "--help"]))
 
     def _table(self, *what: str) -> list[dict[str, str]] | None:
         output = self._sacctmgr(*what)

@@ -6,7 +6,7 @@ Tested on 22.05, 23.02, 24.05 and 26.11. Keys are Slurm's own. Releases add and 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from hpcaccel.slurm.parsing import leading_number
 from hpcaccel.slurm.states import Association, PartitionInfo, parse_duration
@@ -21,6 +21,7 @@ __all__ = [
     "failed_nodes",
     "first",
     "gres",
+    "has_pyxis",
     "listed",
     "minutes",
     "partitions",
@@ -28,6 +29,7 @@ __all__ = [
     "seconds",
     "table",
     "tres",
+    "unmountable_by_pyxis",
     "why_not_expedited",
 ]
 
@@ -237,3 +239,28 @@ def why_not_expedited(config: Mapping[str, str]) -> str:
     if EXPEDITED_REQUEUE_PARAMETER not in config.get("SlurmctldParameters", ""):
         return f"SlurmctldParameters in this cluster's slurm.conf lacks {EXPEDITED_REQUEUE_PARAMETER}"
     return ""
+
+
+# -- pyxis, a plugin of srun for containers ------------------------------------------------------------------------
+
+_SHELL_SIGNS = re.compile(r"""["$`\\]""")
+"""Characters that bash interprets between double quotes."""
+
+
+def has_pyxis(srun_help: str) -> bool:
+    """Whether the output of ``srun --help`` has pyxis's option (https://github.com/NVIDIA/pyxis)."""
+    return "--container-image" in srun_help
+
+
+def unmountable_by_pyxis(mounts: Iterable[str]) -> str | None:
+    """Why pyxis cannot mount one of ``mounts`` (``SRC:DST[:FLAGS]``); None if it can mount all.
+
+    pyxis writes each mount between double quotes into a bash script (pyxis_slurmstepd.c).
+    """
+    for mount in mounts:
+        if found := _SHELL_SIGNS.search(mount):
+            return (
+                f"pyxis cannot mount {mount!r}: it does not escape paths in its shell script, and the path contains "
+                f"{found[0]}"
+            )
+    return None

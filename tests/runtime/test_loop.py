@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hpcaccel.runtime.accelerator import Accelerator
-from hpcaccel.runtime.health.activity import RankStatus
+from hpcaccel.runtime.health.heartbeat import RankStatus
 from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:nothing will be saved")]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcaccel.runtime.stop_flag import StopFlag, signals_held
-from hpcaccel.runtime.training.stop_agreement import StopAgreement, StopDecision
+from hpcaccel.runtime.training.stop_agreement import BUSY, DONE, FAILED, StopAgreement, StopDecision
 from tests.runtime.ranks import make_run, outcome, run_ranks
 
 
@@ -97,3 +99,36 @@ def test_script_without_a_prepared_loader_stops_at_its_next_step(
     resumed = run_ranks("without_loader.py", arguments, run=run, attempt=2)
     assert resumed.codes == [0, 0], resumed.outputs
     assert resumed.result() == undisturbed.result()
+
+
+PARTS: list[list[dict[str, Any]]] = [
+    [{}, {}],
+    [{"stop": True}, {}],
+    [{}, {"save": True}],
+    [{"saving": BUSY}, {}],
+    [{"saving": BUSY}, {"saving": FAILED}],
+    [{"passes": 3}, {"passes": 3}],
+    [{"passes": 3}, {"passes": 4}],
+    [{"passes": 4}, {"active": False, "passes": 3}],
+    [{"active": False}, {"active": False, "stop": True}],
+    [{"own": 40}, {"own": 50}],
+]
+"""What each of two ranks issues, where it is not the default."""
+
+
+def test_agreement_of_two_ranks_combines_their_flags() -> None:
+    found = run_ranks("agreements.py", [json.dumps(PARTS)])
+    assert found.codes == [0, 0], found.outputs
+    decisions = [json.loads(output.splitlines()[-1]) for output in found.outputs]
+    defaults = {"stop": False, "save": False, "active": True, "passes": 0, "saving": DONE, "own": None}
+    for number, parts in enumerate(PARTS):
+        first, second = both = [{**defaults, **part} for part in parts]
+        expected = {
+            "stop": any(part["stop"] for part in both),
+            "save": any(part["save"] for part in both),
+            "active": any(part["active"] for part in both),
+            "uneven": first["active"] and second["active"] and first["passes"] != second["passes"],
+            "saving": max(part["saving"] for part in both),
+            "times": [part["own"] for part in both if part["own"]],
+        }
+        assert [rank[number] for rank in decisions] == [expected, expected], parts

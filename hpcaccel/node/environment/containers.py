@@ -25,7 +25,7 @@ from hpcaccel.core.locks import lock_file
 from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.slurm.pyxis import unmountable
+from hpcaccel.slurm.site_parsing import unmountable_by_pyxis
 
 __all__ = [
     "Wrapped",
@@ -111,7 +111,7 @@ def choose_runtime(container: LaunchContainer, *, local: bool) -> str:
         wanted = ("pyxis", "apptainer", "enroot")
     for name in wanted:
         if here[name]():
-            if name == "pyxis" and (why := unmountable(container.mounts)) is not None:
+            if name == "pyxis" and (why := unmountable_by_pyxis(container.mounts)) is not None:
                 raise RankEnvironmentError(
                     f"container: {why}. Rename the path, or set container.runtime to another installed runtime"
                 )

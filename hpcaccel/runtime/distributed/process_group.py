@@ -227,7 +227,7 @@ def join(
         exchange=Exchange(calls, watchdog),
     )
     # Without this barrier a rank could end and close its sockets while others are still connecting to it.
-    group.wait_for_all()
+    group.wait_for_all("the start of the training")
     return group
 
 

@@ -12,22 +12,23 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hpcaccel.core.durable_files import make_folder, write_json
 from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.rank_records import Beat
 from hpcaccel.core.records import to_dict
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.runtime.health.activity import Activity
 from hpcaccel.runtime.health.stragglers import StragglerWatch
 from hpcaccel.runtime.health.thread_stacks import StackDumper, ThreadPosition, thread_position
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.health.activity import ActivitySource
+    from hpcaccel.runtime.health.stragglers import OwnTime
 
-__all__ = ["Heartbeat", "start_heartbeat"]
+__all__ = ["Activity", "ActivitySource", "Heartbeat", "RankStatus", "start_heartbeat"]
 
 INTERVAL_SECONDS = 10.0
 """Time between two beats. HPCACCEL_HEARTBEAT_SECONDS overrides it."""
@@ -37,6 +38,51 @@ STEP_TIME_BEATS = 30
 """Maximum number of beats from which the time per step is computed."""
 
 _running: Heartbeat | None = None
+
+
+class Activity(NamedTuple):
+    """Fields of ``rank_records.Beat`` that depend on the training."""
+
+    phase: str
+    step: int
+    first_step: int
+    batches: int = 0
+    calls: int = 0
+    waits_in: str | None = None
+    left: str | None = None
+
+
+class ActivitySource(Protocol):
+    """What a heartbeat needs from its training. The heartbeat's thread calls ``activity``, which must not block."""
+
+    own_time: OwnTime | None
+    stack_counts: bool
+    """Whether a change of the main thread's stack counts as progress, for a training whose batches are not counted."""
+
+    def activity(self) -> Activity: ...
+
+
+class RankStatus:
+    """Current activity of this rank, for its heartbeat."""
+
+    def __init__(self) -> None:
+        self.phase = "starting"
+        """One of the phases of ``rank_records.Beat``."""
+        self.first_step = 0
+        """Step at which the current loop started."""
+        self.left_at: str | None = None
+        """``file:line`` where the script last left a loop early; None if it has trained since."""
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Set ``phase`` inside the context. The previous phase is restored at the end, but not after an exception."""
+        before, self.phase = self.phase, phase
+        yield
+        self.phase = before
+
+    def train(self, step: int) -> None:
+        """Record that a loop starts to train at ``step``."""
+        self.phase, self.first_step = "training", step
 
 
 class Heartbeat:

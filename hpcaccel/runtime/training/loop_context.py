@@ -11,7 +11,7 @@ import torch
 
 from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.distributed.process_group import RankGroup
-from hpcaccel.runtime.health.activity import Activity, RankStatus
+from hpcaccel.runtime.health.heartbeat import Activity, RankStatus
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.settings import OutputLocation, Settings
 from hpcaccel.runtime.stop_flag import StopFlag

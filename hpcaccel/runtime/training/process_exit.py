@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hpcaccel.core.durable_files import atomic_write, make_folder, read_json, write_json
 from hpcaccel.core.stop_requests import set_signal_mark
@@ -26,12 +26,13 @@ from hpcaccel.runtime.settings import OutputLocation
 if TYPE_CHECKING:
     from hpcaccel.core.rank_records import Outcome
     from hpcaccel.core.stop_requests import StopRequest
-    from hpcaccel.runtime.distributed.lone_rank import LoneRank
     from hpcaccel.runtime.distributed.process_group import RankGroup
 
-__all__ = ["ProcessExit", "is_in_time", "read_request"]
+__all__ = ["LoneRank", "ProcessExit", "is_in_time", "read_request"]
 
 logger = logging.getLogger(TRAINING_LOG)
+
+T = TypeVar("T")
 
 LONG_SAVE_SECONDS = 5.0
 """Saves that take longer than this may not fit into a grace time."""
@@ -206,3 +207,38 @@ def is_in_time(request: StopRequest, save_seconds: float | None) -> bool:
     if request.deadline is None or save_seconds is None:
         return True
     return time.time() + save_seconds <= request.deadline
+
+
+class LoneRank:
+    """Takes the place of ``RankGroup`` in a process that does not coordinate with any other. Needs no torch.
+
+    Args:
+        rank: its rank. Only rank 0 writes the run's files, even if other processes run beside it.
+    """
+
+    control: None = None
+    exchange: None = None
+    world_size = 1
+    is_alive = True
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.is_main = rank == 0
+
+    def max_of(self, value: int, what: str = "") -> int:
+        return value
+
+    def from_main(self, value: T, what: str = "") -> T:
+        return value
+
+    def wait_for_all(self, what: str = "") -> None:
+        """Do nothing: there is no other rank."""
+
+    def wait_at_exit(self) -> bool:
+        return True
+
+    def publish_failure(self, error: BaseException) -> None:
+        """Do nothing: there is no other rank."""
+
+    def leave(self) -> None:
+        """Do nothing: there is no group."""

@@ -1,7 +1,8 @@
 """``StopAgreement`` and ``AgreedActions``: all ranks save and stop at the same optimizer step.
 
-A signal handler only sets a flag. The flags are reduced by an asynchronous max-reduce, issued at optimizer step k and
-read by every rank at step k + 1. All ranks read the same values, so they take the same decision at the same step.
+A signal handler only sets a flag. An asynchronous all-reduce combines the ranks' flags: issued at optimizer step k, and
+read by every rank at step k + 1. All ranks read the same value, so they take the same decision at the same step.
+A rank's flags are bits of one integer: on 4 ranks gloo reduces one number in a third of the time that six numbers take.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class StopAgreement:
         self._control = control
         self._watchdog = watchdog
         if control is not None:
-            self._reduce, self._rank, self._world_size = _max_reduce(control)
+            self._reduce, self._rank, self._world_size = _bitwise_or(control)
         self._number = 0
         self._own: StopDecision | None = None
         """The last values of a rank without a group."""
@@ -87,11 +88,14 @@ class StopAgreement:
             self.is_quiet = active and not (stop or save or saving)
             self._own = StopDecision(stop, save, active, saving=saving)
             return
-        most, least = (passes, passes) if active else (_FEWEST, _FEWEST)
         self._issued += 1
-        values = [stop, save, active, most, -least, saving]
-        if own is not None:
-            values += self._in_rank_order(own)
+        bits = (
+            (_STOP if stop else 0)
+            | (_SAVE if save else 0)
+            | (_SAVE_BUSY if saving == BUSY else _SAVE_FAILED if saving == FAILED else 0)
+            | (_ACTIVE | 1 << (_PASS_BIT + passes % _PASSES) if active else _INACTIVE)
+        )
+        values = [bits] if own is None else [bits, *self._in_rank_order(own)]
         if self._watchdog is not None:
             self._number = self._watchdog.enter(_CHANNEL)
         self._values, self._work = self._reduce(values)
@@ -107,38 +111,51 @@ class StopAgreement:
             self._watchdog.wait(self._work, _WAITS_IN, channel=_CHANNEL, number=self._number)
         elif self._work is not None:
             self._work.wait()
-        stop, save, active, most, least, saving, *times = self._values.tolist()
+        bits, *times = self._values.tolist()
         if times:
             self.times = times
         self._values = self._work = None
-        # ``uneven`` is False once a rank has left its loop: that rank has not reached the same loaders.
-        return StopDecision(bool(stop), bool(save), bool(active), most > -least != _FEWEST, saving)
+        return _decision(bits)
 
     def _in_rank_order(self, own: int) -> list[int]:
-        """``own`` at this rank's index, and 0 for the other ranks: the maximum over the ranks contains all values."""
+        """``own`` at this rank's index, and 0 for the other ranks: the bitwise or of all ranks contains all values."""
         numbers = [0] * self._world_size
         numbers[self._rank] = own
         return numbers
 
 
-def _max_reduce(
+def _decision(bits: int) -> StopDecision:
+    """The decision in the bitwise or of all ranks' flags."""
+    passes = bits >> _PASS_BIT
+    return StopDecision(
+        stop=bool(bits & _STOP),
+        save=bool(bits & _SAVE),
+        active=bool(bits & _ACTIVE),
+        # A rank that has left its loop has not reached the same loaders.
+        uneven=not bits & _INACTIVE and passes & passes - 1 != 0,
+        saving=FAILED if bits & _SAVE_FAILED else BUSY if bits & _SAVE_BUSY else DONE,
+    )
+
+
+def _bitwise_or(
     control: dist.ProcessGroup,
 ) -> tuple[Callable[[list[int]], tuple[torch.Tensor, dist.Work | None]], int, int]:
-    """The function that starts a max-reduce on ``control``, this process's rank, and the number of ranks."""
+    """The function that starts an all-reduce on ``control``, this process's rank, and the number of ranks."""
     import torch  # here, because a program with one process may have no torch
     import torch.distributed as dist
 
     def start(values: list[int]) -> tuple[torch.Tensor, dist.Work | None]:
-        tensor = torch.tensor(values, dtype=torch.int32)
-        return tensor, dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=control, async_op=True)
+        tensor = torch.tensor(values, dtype=torch.int64)
+        return tensor, dist.all_reduce(tensor, op=dist.ReduceOp.BOR, group=control, async_op=True)
 
     return start, dist.get_rank(control), dist.get_world_size(control)
 
 
 GATHER_EVERY = 50
 """Number of agreements between two exchanges of own times."""
-_FEWEST = -(1 << 30)
-"""Takes the place of the passes of a rank that has left its loop: ``uneven`` is then False on all ranks."""
+_STOP, _SAVE, _SAVE_BUSY, _SAVE_FAILED, _ACTIVE, _INACTIVE = (1 << bit for bit in range(6))
+_PASS_BIT, _PASSES = 6, 32
+"""An active rank sets the bit ``_PASS_BIT + passes % _PASSES``: ranks with different passes set different bits."""
 _CHANNEL = "ticks"
 _WAITS_IN = "a step of the training loop"
 

@@ -13,7 +13,7 @@ Protocol
 1. *Signals.* hpcaccel's launcher blocks SIGTERM and SIGUSR2 before it starts the program, and they stay blocked: each
    ``step`` tests whether one is pending. Data-loader workers inherit the mask, so they survive Slurm's SIGTERM, which
    goes to every process of the job step. (With ``runtime.stop: signals``, and outside a run, handlers set a flag.)
-2. *Agreement.* ``step`` issues an asynchronous max-reduce of the ranks' flags on a gloo group of its own, and reads the
+2. *Agreement.* ``step`` issues an asynchronous all-reduce of the ranks' flags on a gloo group of its own, and reads the
    result of the reduction that the previous ``step`` issued (``StopAgreement``, as in an Accelerator's loop). So no
    step waits, and ``step`` returns True on all ranks at the same step. Every rank must call ``step`` equally often. The
    gloo group is created by ``stop_gate`` if torch's default process group exists by then, else by the first ``step``.
@@ -35,13 +35,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.distributed import rank_env
-from hpcaccel.runtime.distributed.lone_rank import LoneRank
-from hpcaccel.runtime.health.activity import Activity, RankStatus
-from hpcaccel.runtime.health.heartbeat import start_heartbeat
+from hpcaccel.runtime.health.heartbeat import Activity, RankStatus, start_heartbeat
 from hpcaccel.runtime.rank_logger import TRAINING_LOG, configure_training_log
 from hpcaccel.runtime.stop_flag import PendingStop, StopFlag
 from hpcaccel.runtime.training.attempt_timing import AttemptClock
-from hpcaccel.runtime.training.process_exit import ProcessExit
+from hpcaccel.runtime.training.process_exit import LoneRank, ProcessExit
 from hpcaccel.runtime.training.stop_agreement import StopAgreement
 
 if TYPE_CHECKING:
@@ -256,13 +254,13 @@ class StopGate:
         self._agreement = StopAgreement(group.control, watchdog)
         if group.control is not None:
             self._agreement.issue(stop=self._flag.raised, save=False)
-        self._clock.prepared()
         if self._start is not None:
             self._write_start()
         return self._agreement
 
     def _write_start(self) -> None:
         assert self._start is not None
+        self._clock.prepared()
         self._clock.begin(**self._start)
         self._clock.loaded(self._start["resumed_step"])
 

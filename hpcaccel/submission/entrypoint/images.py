@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hpcaccel.core.launch_spec import LaunchContainer
 from hpcaccel.errors import SpecError
-from hpcaccel.slurm.pyxis import unmountable
+from hpcaccel.slurm.site_parsing import unmountable_by_pyxis
 from hpcaccel.spec.job.environment_fields import IMAGE_FILES, is_image_path
 from hpcaccel.submission.code.package import RANK_SIDE
 
@@ -129,7 +129,7 @@ def launch_container(
     own = [home, *([] if container.workdir else [workdir]), *roots, *_resumed(spec)]
     mounts = [*_same_inside(own), f"{home / RANK_SIDE}:{home / RANK_SIDE}:ro", *container.mounts]
     # With `runtime: auto`, the node selects the runtime, and checks this for pyxis.
-    if container.runtime == "pyxis" and (why := unmountable(mounts)) is not None:
+    if container.runtime == "pyxis" and (why := unmountable_by_pyxis(mounts)) is not None:
         raise SpecError(f"container: {why}. Rename the path, or set container.runtime to apptainer")
     return LaunchContainer(
         image=container.image,
