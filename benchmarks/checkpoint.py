@@ -321,7 +321,8 @@ class Bench:
     def _asynchronous(
         self, name: str, start: Callable[[], object], finished: Callable[[], bool], end: Callable[[], float]
     ) -> None:
-        """Time of a save in the background, and the extra time of the steps meanwhile.
+        """Time of a save in the background, and the extra time of the steps meanwhile: over the mean of as many steps
+        before and after the save, so that without a save it would be 0 on average.
 
         Args:
             end: how many seconds after its beginning it was durable.
@@ -335,8 +336,8 @@ class Bench:
         while not finished() or len(seconds) < STEPS_AFTER:
             seconds += self._steps(1)
         durable = end()
-        usual = statistics.median(undisturbed)
-        slower = max(0.0, sum(seconds) - usual * len(seconds))
+        undisturbed += self._steps(STEPS_AFTER)
+        slower = sum(seconds) - statistics.mean(undisturbed) * len(seconds)
         self._note(f"{name}: stall", stall)
         self._note(f"{name}: durable", durable)
         self._note(f"{name}: slower", slower)
