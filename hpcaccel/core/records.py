@@ -115,7 +115,7 @@ class AttemptEnd:
     """The newest checkpoint: one written by hpcaccel, or the one named in the outcome."""
     checkpoint_step: int | None = None
     advice: str = ""
-    """One sentence: what the user can do about the failure."""
+    """What the user can do about the failure."""
     nodes_blamed: list[str] = field(default_factory=list)
     """Nodes identified as the cause of the failure."""
     nodes_excluded: list[str] = field(default_factory=list)

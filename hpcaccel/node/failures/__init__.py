@@ -44,8 +44,6 @@ class Cause:
     """Blame only the node named in the line, never the node of the rank whose log contains the line."""
     in_run: bool = False
     """``errors`` apply only if the exception names the run directory or its checkpoints."""
-    echo: bool = False
-    """The symptom also appears on ranks that lost a peer because another rank failed."""
 
     def in_error(self, text: str) -> bool:
         return any(re.search(pattern, text) for pattern in self.errors)
@@ -374,7 +372,6 @@ CAUSES = (
             r"client socket has (?:failed to connect|timed out)",
             r"RankEnvironmentError: rank.* (?:could not \w+ the|did not reach|no(?:t found)? rank 0|waited)",
         ),
-        echo=True,
     ),
     Cause(
         name="nccl_timeout",
@@ -383,7 +380,6 @@ CAUSES = (
         advice="If no rank was slow or missing, run with resilience.preflight: full, which tests the network first.",
         errors=(r"DistBackendError", r"(?i)\bnccl"),
         lines=(r"Watchdog caught collective operation timeout", r"NCCL watchdog thread terminated with exception"),
-        echo=True,
     ),
     Cause(
         name="gloo_timeout",
@@ -396,7 +392,6 @@ CAUSES = (
             r"Connection (?:closed|reset|refused)|Broken pipe|by peer",
             r"Timed out waiting \d+ms",
         ),
-        echo=True,
     ),
 )
 
