@@ -105,7 +105,7 @@ def test_first_step_of_a_foreign_program_is_unknown(run: RunDir) -> None:
     for step in (120, 160, 140):
         append_line(run.foreign_metrics(1), {"step": step, "loss": 1.0})
     assert found(run) == (None, 160)
-    assert how_far(run, 1)["first_logged"] == 120
+    assert how_far(run, 1, ends=[])["first_logged"] == 120
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_outcome_takes_precedence_over_metric_lines_without_a_step(
         append_line(run.foreign_metrics(1), {"loss": 1.0} if step is None else {"step": step, "loss": 1.0})
     if outcome is not None:
         write_json(run.outcome(1), to_dict(Outcome(reason="time_limit", step=outcome, resume=True)))
-    line = how_far(run, 1)
+    line = how_far(run, 1, ends=[])
     assert (line["first_logged"], line["last_step"]) == told
 
 
@@ -152,7 +152,7 @@ def test_checkpoint_of_the_outcome_takes_precedence_over_the_newest(
     ours.mkdir()
     (ours / MANIFEST).write_text("{}")
     write_json(run.outcome(1), to_dict(Outcome(reason="time_limit", step=28, checkpoint=named, resume=True)))
-    line = how_far(run, 1)
+    line = how_far(run, 1, ends=[])
     assert (line["checkpoint"], line["checkpoint_step"]) == told
 
 

@@ -15,6 +15,7 @@ from hpcaccel.core.launch_spec import (
     LaunchContainer,
     LaunchSpec,
     LaunchStage,
+    LaunchWatch,
     RestartPolicy,
     find_launch,
     read_launch,
@@ -31,6 +32,7 @@ FULL = LaunchSpec(
     container=LaunchContainer(image="/x.sif", runtime="apptainer", mounts=["/a:/a"], workdir="/", gpus=True, key="k"),
     components=[LaunchComponent(name="data", program=["serve"], nodes=1, processes_per_node=2, srun=["--exact"])],
     after=[{"kind": "afterok", "run": "/runs/a"}], stage=LaunchStage(sources=["/d"], keep=True),
+    watch=LaunchWatch(glob="/out/*", complete="done", step=r"(\d+)$"), resume_args=["--load", "{newest}"],
     resilience=RestartPolicy(warning_seconds=7, chain=3),
 )  # fmt: skip
 REQUIRED = ["kind", "program", "workdir", "backend", "nodes", "ranks_per_node", "stop"]

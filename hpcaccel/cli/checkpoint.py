@@ -57,18 +57,19 @@ def list_(
     ],
     json: Json = False,
 ) -> None:
-    """List the checkpoints of a run or a directory."""
-    from hpcaccel.submission.runs.checkpoints import find_place
-    from hpcaccel.view.checkpoint_tables import list_checkpoints, print_checkpoints, put_aside
+    """List the checkpoints of a run or a directory, those of checkpoint.watch included."""
+    from hpcaccel.submission.runs.checkpoints import find_place, find_watching_run
+    from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched, print_checkpoints, put_aside
 
-    directory = find_place(place)
-    found = list_checkpoints(directory)
+    watching = find_watching_run(place)
+    directory = find_place(place) if watching is None else watching.checkpoints
+    found = [*list_checkpoints(directory), *([] if watching is None else list_watched(watching))]
     if json:
         print_json([one.to_json() for one in found])
     elif found:
         print_checkpoints(found)
         for one in found:
-            if one.problem is not None:
+            if one.problem is not None and not one.own:
                 note(one.problem)
     else:
         note(f"no checkpoints in {directory} yet")

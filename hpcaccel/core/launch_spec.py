@@ -16,10 +16,12 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
+    "RUN_DIR",
     "LaunchComponent",
     "LaunchContainer",
     "LaunchSpec",
     "LaunchStage",
+    "LaunchWatch",
     "RestartPolicy",
     "find_launch",
     "launch_of",
@@ -27,6 +29,9 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+
+RUN_DIR = "{run_dir}"
+"""Placeholder for the run's directory, in the program's arguments and in ``LaunchWatch.glob``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +88,16 @@ class LaunchStage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LaunchWatch:
+    """Where the program saves checkpoints of its own; see ``spec.job.watch_fields.WatchSection``."""
+
+    glob: str
+    """An absolute pattern; ``{run_dir}`` stands for the run's directory."""
+    complete: str | None
+    step: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchComponent:
     """A program that runs alongside the ranks, from ``components`` in the spec."""
 
@@ -99,7 +114,8 @@ class LaunchSpec:
 
     kind: Literal["program", "callable"]
     program: list[str]
-    """A rank's command; ``{python}`` stands for the ranks' interpreter. Empty for a callable."""
+    """A rank's command; ``{python}`` stands for the ranks' interpreter, ``{run_dir}`` for the run's directory. Empty
+    for a callable."""
     python: str | None = None
     """The ranks' interpreter; None: the first Python on the node's PATH once modules, conda or venv are set up."""
     pythonpath: list[str] = field(default_factory=list)
@@ -126,6 +142,10 @@ class LaunchSpec:
     after: list[dict[str, str]] = field(default_factory=list)
     """Runs that must end first: ``kind`` (afterok, …) and ``run``, a directory."""
     stage: LaunchStage | None = None
+    watch: LaunchWatch | None = None
+    resume_args: list[str] = field(default_factory=list)
+    """Arguments that follow ``program`` if there is a checkpoint; ``{newest}`` and ``{step}`` stand for its path and
+    step."""
     resilience: RestartPolicy = field(default_factory=RestartPolicy)
 
     @property
@@ -167,6 +187,8 @@ def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
             launch["container"] = _read(LaunchContainer, launch["container"])
         if launch.get("stage") is not None:
             launch["stage"] = _read(LaunchStage, launch["stage"])
+        if launch.get("watch") is not None:
+            launch["watch"] = _read(LaunchWatch, launch["watch"])
         launch["components"] = [_read(LaunchComponent, one) for one in launch.get("components", [])]
         return _read(LaunchSpec, {**launch, "resilience": _read(RestartPolicy, resilience)})
     except (KeyError, TypeError) as error:

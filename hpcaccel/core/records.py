@@ -78,8 +78,11 @@ class AttemptStart:
     nodes: list[str] = field(default_factory=list)
     ranks: int = 0
     checkpoint: str | None = None
-    """Name of the newest committed checkpoint at the start; None if there is none yet."""
+    """Name of the newest complete checkpoint at the start, or path of one that the program has written; None if there
+    is none yet."""
     checkpoint_step: int | None = None
+    resume_args: list[str] = field(default_factory=list)
+    """The arguments that name this checkpoint to the program (``entrypoint.resume_args``)."""
     queued_at: float | None = None
     """When the job was last queued, according to Slurm."""
     allocated_at: float | None = None
@@ -112,7 +115,8 @@ class AttemptEnd:
     first_logged: int | None = None
     """The first step with a logged value in this attempt."""
     checkpoint: str | None = None
-    """The newest checkpoint: one written by hpcaccel, or the one named in the outcome."""
+    """The newest complete checkpoint: the name of one written by hpcaccel, or the path of one that the program has
+    written (``checkpoint.watch``, or named in the outcome)."""
     checkpoint_step: int | None = None
     advice: str = ""
     """What the user can do about the failure."""

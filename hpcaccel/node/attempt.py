@@ -18,17 +18,21 @@ The verdict's ``decision`` determines what the supervisor does next: restart her
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files.watched import SavedCheckpoint, newest_saved
 from hpcaccel.core.durable_files import make_folder, read_json
+from hpcaccel.core.launch_spec import RUN_DIR
 from hpcaccel.core.log import log_always, set_log_file
 from hpcaccel.core.records import AttemptStart
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import JobStatus
 from hpcaccel.node.batch import WATCHED
 from hpcaccel.node.decision import Evidence, Verdict, decide
@@ -42,6 +46,7 @@ from hpcaccel.node.launchers import RankProcesses, start_ranks
 from hpcaccel.node.launchers.het_components import ComponentProcesses, component_nodes
 from hpcaccel.node.ledger import read_outcome
 from hpcaccel.node.preparation import BeforeRanks, Provision
+from hpcaccel.node.rank import RESUME_ARGS
 from hpcaccel.node.stop_sequence import StopSequence
 from hpcaccel.slurm.states import JobState
 
@@ -76,7 +81,7 @@ class Attempt:
         if (verdict := self._prepare_nodes()) is not None:
             self.write_end(verdict)
             return verdict
-        code = self._watch(self._start())
+        code = self._watch(self._start(line.resume_args))
         verdict = self.conclude(code)
         self.write_end(verdict, exit_code=code)
         if self._components is not None and job.scheduler.over_since is None:  # otherwise Slurm ends the components
@@ -96,7 +101,7 @@ class Attempt:
         job = self.job
         job.retry_until_writable(lambda: make_folder(job.run.attempt(self.number), within=job.run.path))
         set_log_file(job.run.supervisor_log(self.number))
-        newest = checkpoint_files.newest(job.run.checkpoints)
+        newest = newest_saved(job.run, job.ledger.ends)
         self._started = time.time()
         line = AttemptStart(
             attempt=self.number,
@@ -107,6 +112,7 @@ class Attempt:
             ranks=job.launch.ranks,
             checkpoint=newest.name if newest else None,
             checkpoint_step=newest.step if newest else None,
+            resume_args=[] if newest is None else _filled(job.launch.resume_args, newest, job.run),
             queued_at=job.scheduler.queued_at,
             allocated_at=job.scheduler.allocated_at,
         )
@@ -191,11 +197,13 @@ class Attempt:
 
     # -- the ranks ------------------------------------------------------------------------------------------------
 
-    def _start(self) -> RankProcesses:
+    def _start(self, resume_args: Sequence[str]) -> RankProcesses:
         job, launch = self.job, self._provision.launch
         nodes, others = job.placement.nodes, job.placement.others
         where = component_nodes(job.launch, os.environ, nodes)
         env = {"HPCACCEL_ATTEMPT": str(self.number), **self._provision.env, **where}
+        if resume_args:
+            env[RESUME_ARGS] = json.dumps(list(resume_args))
         if job.scheduler.end_time is not None:
             env["HPCACCEL_DEADLINE"] = repr(job.scheduler.end_time)
         self._components = ComponentProcesses(job.run, launch, attempt=self.number, env=env)
@@ -247,7 +255,7 @@ class Attempt:
                 failure=failure,
                 excludable=excludable,
                 spare=spare,
-                has_checkpoint=checkpoint_files.newest(job.run.checkpoints) is not None,
+                has_checkpoint=newest_saved(job.run, job.ledger.ends) is not None,
                 results=self._has_results(),
             )
         )
@@ -301,3 +309,10 @@ class Attempt:
     def _has_results(self) -> bool:
         run, launch = self.job.run, self.job.launch
         return launch.callable and len(list(run.submitit.glob("*_result.pkl"))) >= launch.ranks
+
+
+def _filled(resume_args: Sequence[str], newest: SavedCheckpoint, run: RunDir) -> list[str]:
+    """``resume_args`` with path and step of ``newest``, and with the run's directory."""
+    path = newest.name if newest.path is None else str(newest.path)
+    values = {"{newest}": path, "{step}": "" if newest.step is None else str(newest.step), RUN_DIR: str(run.path)}
+    return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) for word in resume_args]

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
 from hpcaccel.core.records import AttemptEnd, AttemptStart, Decision, Reason
@@ -146,7 +146,7 @@ class ChainedAllocation(SlurmAllocation):
         *,
         attempt: int | None = None,
     ) -> AttemptEnd:
-        newest = checkpoint_files.newest(self._run.checkpoints)
+        newest = newest_saved(self._run, ledger.ends)
         line = AttemptEnd(
             attempt=attempt or ledger.next_attempt,
             time=time.time(),

@@ -84,7 +84,7 @@ class Job:
             preflight_seconds=preflight_seconds,
             exit_code=exit_code,
             seconds=round(now - (started or now), 3),
-            **how_far(self.run, number),
+            **how_far(self.run, number, ends=self.ledger.ends),
         )
 
     def write_end(self, line: AttemptEnd) -> None:

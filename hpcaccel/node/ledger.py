@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.attempt_steps import LoggedSteps, complete_timing, read_steps
 from hpcaccel.core.durable_files import append_line, read_json
 from hpcaccel.core.launch_spec import RestartPolicy
@@ -106,7 +107,7 @@ class Ledger(RunLedger):
             decision=_what_follows(stop, decision),
             detail=f"{killed} was killed before it could record the end" + (f": {why}" if why else ""),
             seconds=max(0.0, _last_sign(run, start.attempt) - start.time),
-            **how_far(run, start.attempt),
+            **how_far(run, start.attempt, ends=self.ends),
         )
         with suppress(OSError):
             complete_timing(run, start.attempt)
@@ -126,11 +127,13 @@ def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
 def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
     """The last attempt that got further than all earlier ones, and the attempts after it. All, if none got further."""
     found: list[AttemptEnd] = []
-    furthest = 0
+    furthest, checkpoint = 0, None
     for line in ends:
         reached = _reached(line)
-        if reached > furthest:
-            found, furthest = [], reached
+        without_step = line.checkpoint is not None and line.checkpoint_step is None
+        if reached > furthest or (without_step and line.checkpoint != checkpoint):
+            found, furthest = [], max(reached, furthest)
+        checkpoint = line.checkpoint
         found.append(line)
     return found
 
@@ -171,10 +174,14 @@ def read_outcome(run: RunDir, attempt: int) -> Outcome | None:
     return from_dict(Outcome, value) if value else None
 
 
-def how_far(run: RunDir, attempt: int) -> dict[str, Any]:
-    """The end line's fields about the attempt's progress: where it resumed, its steps, and the newest checkpoint."""
+def how_far(run: RunDir, attempt: int, *, ends: Sequence[AttemptEnd]) -> dict[str, Any]:
+    """The end line's fields about the attempt's progress: where it resumed, its steps, and the newest checkpoint.
+
+    Args:
+        ends: end lines of earlier attempts.
+    """
     steps = read_steps(run, attempt, LoggedSteps.of(Logged(run).read()).get(attempt))
-    newest, outcome = checkpoint_files.newest(run.checkpoints), read_outcome(run, attempt)
+    newest, outcome = newest_saved(run, ends), read_outcome(run, attempt)
     name, step = (newest.name, newest.step) if newest else (None, None)
     if outcome is not None and outcome.checkpoint is not None and checkpoint_files.step_of(outcome.checkpoint) is None:
         name, step = outcome.checkpoint, outcome.step  # the program's own checkpoint

@@ -9,6 +9,7 @@ too: Slurm sends a step's signals to every process in it, and torchrun would end
 
 from __future__ import annotations
 
+import json
 import os
 import pkgutil
 import shutil
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcaccel.core.durable_files import write_json
-from hpcaccel.core.launch_spec import LaunchSpec, read_launch
+from hpcaccel.core.launch_spec import RUN_DIR, LaunchSpec, read_launch
 from hpcaccel.core.records import PROTOCOL
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
@@ -27,6 +28,7 @@ from hpcaccel.slurm import hostlist
 
 __all__ = [
     "LONGEST",
+    "RESUME_ARGS",
     "become",
     "become_agent",
     "become_program",
@@ -41,6 +43,8 @@ __all__ = [
 ]
 
 
+RESUME_ARGS = "HPCACCEL_RESUME_ARGS"
+"""Variable with further arguments of the program, as a JSON list."""
 TAIL_BYTES = 64_000
 LONGEST = 500
 """Texts from logs are cut to this number of characters in the ledger."""
@@ -118,12 +122,15 @@ def enter(workdir: str) -> None:
 def _command(run: RunDir, launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
     if launch.callable:
         return [python_of(launch, environment), "-m", "submitit.core._submit", str(run.submitit)]
-    return program(launch.program, launch, environment)
+    resume_args: list[str] = json.loads(environment.pop(RESUME_ARGS, "[]"))
+    return program(run, [*launch.program, *resume_args], launch, environment)
 
 
-def program(arguments: Sequence[str], launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
-    """The program's command line, with a leading ``{python}`` replaced by the interpreter."""
-    return [python_of(launch, environment), *arguments[1:]] if arguments[0] == "{python}" else list(arguments)
+def program(run: RunDir, arguments: Sequence[str], launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
+    """The program's command line: a leading ``{python}`` is replaced by the interpreter, and ``{run_dir}`` anywhere by
+    the run's directory."""
+    words = [word.replace(RUN_DIR, str(run.path)) for word in arguments]
+    return [python_of(launch, environment), *words[1:]] if words[0] == "{python}" else words
 
 
 def python_path(launch: LaunchSpec, environment: Mapping[str, str]) -> str:

@@ -11,7 +11,9 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files import manifest as sealed
 from hpcaccel.checkpoint_files.contents import Contents, StoredTensor
 from hpcaccel.checkpoint_files.pins import is_pinned
+from hpcaccel.checkpoint_files.watched import watched
 from hpcaccel.core.formatting import clean, clock_time, size
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import CheckpointError
 from hpcaccel.slurm.hostlist import ranks_text
 from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_facts, print_table
@@ -19,6 +21,7 @@ from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_f
 __all__ = [
     "CheckpointRow",
     "list_checkpoints",
+    "list_watched",
     "parts",
     "print_checkpoint",
     "print_checkpoints",
@@ -29,13 +32,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """A checkpoint in a list. If it is damaged, ``problem`` is the reason, and ``manifest`` is the readable part."""
+    """A checkpoint in a list. If it is damaged, ``problem`` is the reason, and ``manifest`` is the readable part.
+
+    A checkpoint that the program has written itself (``own``) has no manifest: only its time is known.
+    """
 
     path: Path
-    step: int
+    step: int | None
     manifest: dict[str, Any]
     pinned: bool
     problem: str | None
+    own: bool = False
 
     def to_json(self) -> dict[str, Any]:
         fields = {key: value for key, value in self.manifest.items() if key not in ("files", "crc32", "step")}
@@ -48,6 +55,21 @@ def list_checkpoints(place: Path) -> list[CheckpointRow]:
     if (place / checkpoint_files.MANIFEST).exists():
         return [_listed(place, None)]
     return [_listed(path, step) for step, path in reversed(checkpoint_files.step_directories(place))]
+
+
+def list_watched(run: RunDir) -> list[CheckpointRow]:
+    """The checkpoints that match the run's ``checkpoint.watch``, oldest first; incomplete ones are listed first."""
+    return [
+        CheckpointRow(
+            one.path,
+            one.step,
+            {"time": one.time},
+            pinned=False,
+            problem=None if one.complete else f"{one.path} is not complete",
+            own=True,
+        )
+        for one in watched(run)
+    ]
 
 
 def put_aside(place: Path) -> list[str]:
@@ -89,7 +111,7 @@ def _row(one: CheckpointRow) -> list[Cell | tuple[Cell, Cell]]:
     saved = clock_time(manifest["time"]) if "time" in manifest else "-"
     return [
         clean(one.path.name),
-        str(one.step),
+        "-" if one.step is None else str(one.step),
         str(manifest.get("epoch", "-")),
         (saved, saved.partition("-")[2] or saved),
         clean(str(manifest.get("reason") or "-")),
@@ -101,6 +123,8 @@ def _row(one: CheckpointRow) -> list[Cell | tuple[Cell, Cell]]:
 
 
 def _state(one: CheckpointRow) -> Styled:
+    if one.own:
+        return Styled("complete", "green") if one.problem is None else Styled("incomplete", "yellow")
     if one.problem is not None:
         return Styled("damaged", "bold red")
     return Styled("good, pinned" if one.pinned else "good", "green")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.checkpoint_files import newest
+from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.durable_files import read_lines
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.jobs.run_state import read_facts, read_record
@@ -82,7 +82,7 @@ def overview(run: RunDir, status: RunStatus) -> Overview:
     metrics = Metrics(run)
     metrics.read()
     attempts = read_attempts(run, metrics.logged)
-    checkpoint = newest(run.checkpoints)
+    checkpoint = newest_saved(run, [attempt.end for attempt in attempts if attempt.end is not None])
     checkpoint_step = checkpoint.step if checkpoint is not None else None
     counts = count(attempts, goes_on=not status.ended, newest_checkpoint=checkpoint_step)
     spent = report(run, status) if len(attempts) > 1 else None

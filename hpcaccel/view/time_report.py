@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.attempt_steps import LoggedSteps
 from hpcaccel.core.durable_files import read_json, read_lines
 from hpcaccel.core.metrics_reader import Logged
@@ -126,7 +126,8 @@ def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> TimeR
     if status.tasks:
         return _together(status, [report(run.task(i), task, now=now) for i, task in enumerate(status.tasks)])
     known = [one for one in read_attempts(run, LoggedSteps.of(Logged(run).read())) if one.start is not None]
-    newest, goes_on = checkpoint_files.newest(run.checkpoints), not status.ended
+    newest = newest_saved(run, [one.end for one in known if one.end is not None])
+    goes_on = not status.ended
     counts = count(known, goes_on=goes_on, newest_checkpoint=newest.step if newest else None)
     spans = [_span(run, one, one.start, now, goes_on) for one in known if one.start is not None]
     works = [split(span, kept=one.kept_until) for span, one in zip(spans, counts, strict=True)]

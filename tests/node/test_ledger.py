@@ -125,3 +125,19 @@ def test_attempts_without_progress_are_capped(
 ) -> None:
     cap = ended(tmp_path, reason, *lines)
     assert cap == (f"2 {word} without a new checkpoint" if stuck else None)
+
+
+def test_programs_own_checkpoints_are_progress(tmp_path: Path) -> None:
+    lines = [{"checkpoint": f"/out/checkpoint-{step}", "checkpoint_step": step} for step in (10, 20, 30)]
+    assert ended(tmp_path, "time_limit", *lines) is None
+
+
+def test_own_checkpoint_that_stays_the_newest_is_no_progress(tmp_path: Path) -> None:
+    lines = [{"checkpoint": "/out/checkpoint-10", "checkpoint_step": 10}] * 3
+    assert ended(tmp_path, "time_limit", *lines) == "2 attempts ended by the time limit without a new checkpoint"
+
+
+def test_own_checkpoints_without_a_step_are_progress_while_they_are_new(tmp_path: Path) -> None:
+    new = [{"checkpoint": f"/out/{name}.pt"} for name in ("a", "b", "c")]
+    assert ended(tmp_path / "new", "time_limit", *new) is None
+    assert ended(tmp_path / "same", "time_limit", *new, new[-1], new[-1]) is not None

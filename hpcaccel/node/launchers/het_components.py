@@ -223,7 +223,7 @@ def become_component(run: RunDir) -> NoReturn:
         environment["PYTHONPATH"] = python_path(launch, environment)
     if launch.container is not None:
         enter(launch.container.workdir)
-    become(program(own.program, launch, environment), environment)
+    become(program(run, own.program, launch, environment), environment)
 
 
 def _step_file(run: RunDir, attempt: int, name: str) -> Path:

@@ -13,7 +13,7 @@ from hpcaccel.spec.job.fields import Conflict, PathText, Section, Text, Word, be
 from hpcaccel.spec.job.quantities import format_number
 from hpcaccel.spec.yaml12 import PlainScalar
 
-__all__ = ["EntrypointSection", "argument_value"]
+__all__ = ["CHECKPOINT_PLACES", "EntrypointSection", "argument_value"]
 
 Argument = str | int | float | bool | list[Any] | dict[str, Any] | None
 
@@ -137,6 +137,9 @@ def _checked(value: str, where: str) -> str:
         raise ValueError(f"{where}{error}") from None
 
 
+CHECKPOINT_PLACES = ("{newest}", "{step}")
+"""Placeholders in ``resume_args``: path and step of the newest complete checkpoint."""
+
 _SCALARS = ["string", "number", "boolean", "null"]
 _ARGS_SCHEMA = {
     "anyOf": [
@@ -182,6 +185,14 @@ class EntrypointSection(Section):
         "changes this format). A list is passed unchanged.",
         examples=[{"lr": 3e-4, "compile": True, "betas": [0.9, 0.95]}, ["--lr", "3e-4"]],
     )
+    resume_args: Annotated[dict[str, Any] | list[str], BeforeValidator(_arguments), WithJsonSchema(_ARGS_SCHEMA)] = (
+        Field(
+            default_factory=dict,
+            description="Further arguments, passed after args by attempts that start with a complete checkpoint (see "
+            "checkpoint.watch). {newest} stands for its path, {step} for its step. Written like args.",
+            examples=[{"resume_from_checkpoint": "{newest}"}, ["--load", "{newest}"]],
+        )
+    )
     args_style: Literal["flags", "equals", "key=value"] = Field(
         default="flags",
         description="How a mapping of args is passed. `flags`: `--lr 3e-4`. `equals`: `--lr=3e-4`, with "
@@ -196,17 +207,22 @@ class EntrypointSection(Section):
         found = super().conflicts(values)
         if all(values.get(key) is None for key in cls.rivals[0]):
             found.append(Conflict("", "must have one of script, module, command"))
-        args = values.get("args")
-        if isinstance(args, Mapping) and values.get("args_style", "flags") == "flags":
-            found += [
-                Conflict(
-                    f"args.{key}",
-                    f"is a mapping, which args_style: flags does not support. Write {key}.<name>: …, "
-                    "or set args_style: equals or key=value",
-                )
-                for key, value in args.items()
-                if isinstance(value, Mapping)
-            ]
+        for section in ("args", "resume_args"):
+            args = values.get(section)
+            if isinstance(args, Mapping) and values.get("args_style", "flags") == "flags":
+                found += [
+                    Conflict(
+                        f"{section}.{key}",
+                        f"is a mapping, which args_style: flags does not support. Write {key}.<name>: …, "
+                        "or set args_style: equals or key=value",
+                    )
+                    for key, value in args.items()
+                    if isinstance(value, Mapping)
+                ]
+        if args and not any(place in str(args) for place in CHECKPOINT_PLACES):
+            found.append(Conflict("resume_args", "must contain {newest} or {step}; other arguments belong in args"))
+        if args and values.get("function") is not None:
+            found.append(Conflict("resume_args", "cannot be used with a Python function, which has no command line"))
         return found
 
     @property
@@ -220,10 +236,17 @@ class EntrypointSection(Section):
 
     def arguments(self) -> list[str]:
         """The command-line arguments of the program, in order."""
-        if isinstance(self.args, list):
-            return list(self.args)
+        return self._words(self.args)
+
+    def resume_arguments(self) -> list[str]:
+        """The words of ``resume_args``, with their placeholders."""
+        return self._words(self.resume_args)
+
+    def _words(self, args: dict[str, Any] | list[str]) -> list[str]:
+        if isinstance(args, list):
+            return list(args)
         write = _WRITERS[self.args_style]
-        return [word for key, value in self.args.items() for word in write(key, value)]
+        return [word for key, value in args.items() for word in write(key, value)]
 
 
 def _argument_text(value: Any) -> str:

@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, WithJsonSchema
 
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
 from hpcaccel.spec.job.fields import Conflict, Count, PathText, Section, checked_text
 from hpcaccel.spec.job.slurm import Resources, SlurmSection, SrunSection
 from hpcaccel.spec.job.training_fields import CheckpointSection, ResilienceSection, RuntimeSection
+from hpcaccel.spec.job.watch_fields import pattern_of
 from hpcaccel.spec.yaml12 import PlainScalar
 
 __all__ = [
@@ -167,6 +168,20 @@ def _part(values: dict[str, Any], key: str) -> Mapping[str, Any]:
     return dict(section) if isinstance(section, Section | Mapping) else {}
 
 
+def _watch_conflicts(values: dict[str, Any]) -> list[Conflict]:
+    """Whether the directory that ``checkpoint.watch`` needs is known."""
+    watch, args = _part(values, "checkpoint").get("watch"), _part(values, "entrypoint").get("args")
+    if watch is None:
+        return []
+    try:
+        pattern_of(watch, args)
+    except ValidationError:
+        return []  # reported for the section itself
+    except ValueError as error:
+        return [Conflict("checkpoint.watch", str(error))]
+    return []
+
+
 class JobSpec(Section):
     """A training job: what runs, where, with which resources, and what happens after preemptions and failures."""
 
@@ -232,6 +247,7 @@ class JobSpec(Section):
                 "cannot be combined with components: a chain does not support heterogeneous jobs. Remove one of them"
             )
             found.append(Conflict("resilience.chain", advice))
+        found += _watch_conflicts(values)
         if values.get("container") is None:
             return found
         environment, srun, entrypoint = (_part(values, key) for key in ("environment", "srun", "entrypoint"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from hpcaccel.spec.job.fields import (
     Conflict,
@@ -19,6 +19,7 @@ from hpcaccel.spec.job.fields import (
     Word,
     text_list,
 )
+from hpcaccel.spec.job.watch_fields import PRESETS, WatchSection, watch_setting
 
 __all__ = ["CheckpointSection", "FsdpSection", "ResilienceSection", "RuntimeSection"]
 
@@ -147,6 +148,16 @@ class CheckpointSection(Section):
         description="auto: start from the run's newest checkpoint, or from step 0 if there is none. never: always "
         "start from step 0. A path: the first attempt starts from that checkpoint, later attempts from the run's own.",
         examples=["auto", "never", "runs/gpt/20261120-153012-4f2a/checkpoints/step_00001200"],
+    )
+    watch: Annotated[
+        WatchSection | None,
+        BeforeValidator(watch_setting),
+        WithJsonSchema({"anyOf": [{"enum": list(PRESETS)}, WatchSection.model_json_schema(), {"type": "null"}]}),
+    ] = Field(
+        default=None,
+        description="Checkpoints that the program writes itself: the name of a trainer, or a section. Complete ones "
+        "count as progress for the caps, and as the newest checkpoint in `status` and for entrypoint.resume_args.",
+        examples=["transformers", {"glob": "out/checkpoint-*", "complete": "trainer_state.json"}],
     )
 
 

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-_BASE = ("__init__.py", "errors.py", "checkpoint_files/__init__.py")
+_BASE = ("__init__.py", "errors.py", "checkpoint_files/__init__.py", "checkpoint_files/watched.py")
 _FOLDERS = ("core", "slurm", "node")
 _MAIN = "from hpcaccel.node.__main__ import main\n\nmain()\n"
 _UNCHECKED = (0b01).to_bytes(4, "little")

@@ -14,11 +14,21 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files import manifest as sealed
 from hpcaccel.checkpoint_files.pins import pin, unpin
 from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.launch_spec import find_launch
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import CheckpointError, Damaged, RunNotFound, UserError
 from hpcaccel.submission.jobs.job_submission import may_have_job
 
-__all__ = ["Origin", "find_checkpoint", "find_origin", "find_place", "held", "is_checkpoint_of_run", "unpin_origin"]
+__all__ = [
+    "Origin",
+    "find_checkpoint",
+    "find_origin",
+    "find_place",
+    "find_watching_run",
+    "held",
+    "is_checkpoint_of_run",
+    "unpin_origin",
+]
 
 _SHOWN = 12
 
@@ -115,6 +125,19 @@ def find_place(token: str) -> Path:
     elif os.sep in token:
         raise CheckpointError(f"{path} does not exist")
     return _run_of(token).checkpoints
+
+
+def find_watching_run(token: str) -> RunDir | None:
+    """The run that ``token`` names, if its spec has ``checkpoint.watch``; None for anything else.
+
+    Raises:
+        RunNotFound: ``token`` is neither a run nor a path.
+        UserError: ``token`` is an array or a sweep.
+    """
+    path = Path(os.path.expanduser(token)).absolute()
+    run = RunDir(path) if path.exists() or os.sep in token else _run_of(token)
+    launch = find_launch(run)
+    return run if launch is not None and launch.watch is not None else None
 
 
 def _run_of(token: str) -> RunDir:

@@ -1,0 +1,139 @@
+"""Checkpoints that a program writes itself (``checkpoint.watch``), and the newest checkpoint of any kind.
+
+A program may be killed while it saves, so only complete checkpoints count. What is complete depends on the trainer;
+``LaunchWatch`` describes it. The newest checkpoint is the one that was completed last, not the one with the highest
+step: a directory may contain later steps of an abandoned branch.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpcaccel import checkpoint_files
+from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch, find_launch
+from hpcaccel.core.records import AttemptEnd
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import RunDirectoryError
+
+__all__ = ["SavedCheckpoint", "WatchedCheckpoint", "newest_saved", "watched"]
+
+_ARCHIVE_BEGINS = b"PK\x03\x04"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedCheckpoint:
+    """A checkpoint that the program has written. ``time`` is when it was completed (seconds since the epoch)."""
+
+    path: Path
+    step: int | None
+    """None: its path contains no step."""
+    complete: bool
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedCheckpoint:
+    """A run's newest checkpoint: ``name`` is a directory in the run's ``checkpoints/`` if hpcaccel has written it, else
+    the path or URL of the program's own checkpoint."""
+
+    name: str
+    step: int | None
+    path: Path | None
+    """None for a URL."""
+
+
+def watched(run: RunDir) -> list[WatchedCheckpoint]:
+    """The checkpoints that match the run's ``checkpoint.watch``, in the order in which they were completed; incomplete
+    ones first."""
+    try:
+        launch = find_launch(run)
+    except RunDirectoryError:  # a damaged spec.json: other readers of the file report it
+        return []
+    if launch is None or launch.watch is None:
+        return []
+    watch = launch.watch
+    pattern = watch.glob.replace(RUN_DIR, glob.escape(str(run.path)))
+    found = [one for path in glob.iglob(pattern, recursive=True) if (one := _look(Path(path), watch)) is not None]
+    return sorted(found, key=lambda one: (one.complete, one.time, one.step or 0))
+
+
+def newest_saved(run: RunDir, ends: Sequence[AttemptEnd] = ()) -> SavedCheckpoint | None:
+    """The newest complete checkpoint of ``run``; None if there is none.
+
+    Checkpoints that are watched take precedence. Without them it is the newer one of hpcaccel's own checkpoints and
+    the one that the program named at its last stop.
+
+    Args:
+        ends: the ledger's end lines.
+    """
+    complete = [one for one in watched(run) if one.complete]
+    if complete:
+        last = complete[-1]
+        return SavedCheckpoint(name=str(last.path), step=last.step, path=last.path)
+    own = checkpoint_files.newest(run.checkpoints)
+    named = next((line for line in reversed(ends) if _is_named(line)), None)
+    if named is not None and (own is None or own.step < (named.checkpoint_step or 0)):
+        name = str(named.checkpoint)
+        return SavedCheckpoint(name=name, step=named.checkpoint_step, path=None if "://" in name else Path(name))
+    return None if own is None else SavedCheckpoint(name=own.name, step=own.step, path=own.path)
+
+
+def _is_named(line: AttemptEnd) -> bool:
+    """Whether ``line`` has a checkpoint of the program that still exists, or is not on this file system."""
+    name = line.checkpoint
+    if name is None or checkpoint_files.step_of(name) is not None:
+        return False
+    return "://" in name or os.path.exists(name)
+
+
+def _look(path: Path, watch: LaunchWatch) -> WatchedCheckpoint | None:
+    """The checkpoint at ``path``; None if it has been deleted in the meantime, or if it is not a file or directory."""
+    match = re.search(watch.step, str(path) if "/" in watch.step else path.name)
+    step = int(match[1]) if match and match[1] and match[1].isdecimal() else None
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISREG(mode):
+            return WatchedCheckpoint(path=path, step=step, complete=_is_whole(path), time=path.stat().st_mtime)
+        if not stat.S_ISDIR(mode):
+            return None
+        mark = _mark(path, watch.complete, step)
+        time = (path if mark is None else mark).stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    return WatchedCheckpoint(path=path, step=step, complete=mark is not None, time=time)
+
+
+def _mark(path: Path, complete: str | None, step: int | None) -> Path | None:
+    """The file that shows that the checkpoint directory ``path`` is complete; None if it does not exist.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if complete is None:
+        return None
+    if not complete.startswith("../"):
+        return next(iter(sorted(path.glob(complete))), None)
+    try:
+        numbers = re.findall(r"\d+", (path / complete).read_text(errors="replace"))
+    except FileNotFoundError:
+        return None
+    # The file is written after each checkpoint, so it is no sign of when an earlier one was completed.
+    return path if numbers and step is not None and step <= int(numbers[-1]) else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file has content and, if it begins as a ZIP archive (``torch.save``), the archive's end.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        begin = file.read(len(_ARCHIVE_BEGINS))
+    return bool(begin) and (begin != _ARCHIVE_BEGINS or zipfile.is_zipfile(path))
