@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcaccel.core.formatting import clean, duration, number, rate, step_of
+from hpcaccel.core.formatting import clean, duration, number, rate, shortened, step_of
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,12 @@ def test_step_is_shown_with_its_total_if_known():
     assert step_of(None, 400) == "-"
     assert step_of(3, None) == "3"
     assert step_of(3, 400) == "3/400"
+
+
+def test_long_lists_of_names_are_shortened():
+    assert shortened([], 2) == ""
+    assert shortened(["a", 1], 2) == "a, 1"
+    assert shortened(["a", "b", "c", "d"], 2) == "a, b and 2 more"
 
 
 def test_control_characters_are_escaped():

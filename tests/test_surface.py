@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -97,6 +98,15 @@ def test_unknown_name_raises_attribute_error() -> None:
     name = "Acelerator"
     with pytest.raises(AttributeError, match="has no attribute 'Acelerator'"):
         getattr(hpcaccel, name)
+
+
+@pytest.mark.parametrize(
+    "module", [*sorted(hpcaccel._PAGES), "commands.launch", "test_utils.testing", "utils.operations"]
+)
+def test_attribute_error_names_the_module(module: str) -> None:
+    name = f"hpcaccel.{module}"
+    with pytest.raises(AttributeError, match=rf"^module '{name}' has no attribute '__nothing__'$"):
+        getattr(importlib.import_module(name), "__nothing__")  # noqa: B009
 
 
 def interpreter(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -126,7 +126,8 @@ class Contents:
         """
         tensor = self.tensors.get(key)
         if tensor is None or len(tensor.chunks) != 1:
-            raise Damaged(f"{self.path / sealed.INDEX} must contain exactly one chunk of {key}")
+            count = 0 if tensor is None else len(tensor.chunks)
+            raise Damaged(f"{self.path / sealed.INDEX} is damaged: it lists {count} chunks of {key} instead of one")
         data = bytearray(tensor.chunks[0].length)
         self.read_chunk(tensor.chunks[0], memoryview(data), key)
         return bytes(data)

@@ -1,9 +1,10 @@
-"""Formatting of numbers, durations, sizes and untrusted text for terminals and messages."""
+"""Formatting of numbers, durations, sizes, lists of names and untrusted text for terminals and messages."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 __all__ = [
     "ago",
@@ -15,6 +16,7 @@ __all__ = [
     "percent",
     "precise_duration",
     "rate",
+    "shortened",
     "size",
     "step_of",
 ]
@@ -23,6 +25,12 @@ __all__ = [
 def clean(text: str) -> str:
     """``text`` on one line with control characters escaped, so that untrusted text cannot control the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(names: Sequence[object], most: int) -> str:
+    """The first ``most`` names: ``a, b``; ``a, b and 3 more`` if there are more."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + rest
 
 
 def duration(seconds: float) -> str:

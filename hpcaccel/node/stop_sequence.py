@@ -137,7 +137,8 @@ KillWait."""
 
 
 class StopSequence:
-    """Stops the ranks of one attempt. Repeating a request of the same kind (``then``) changes nothing."""
+    """Stops the ranks of one attempt. A repeated request with the same ``then`` is not sent to the ranks again; a
+    signal with which the scheduler terminates the job can still bring the kill forward."""
 
     def __init__(self, run: RunDir, launch: LaunchSpec, scheduler: SchedulerView, *, attempt: int) -> None:
         self.request: StopRequest | None = None

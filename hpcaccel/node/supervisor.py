@@ -142,9 +142,8 @@ class Supervisor:
         """Run attempts until one ends with a decision other than ``restart``. Returns the batch step's exit code."""
         if (lost := self._close_lost()) is not None:
             log.info(
-                "attempt %d was killed before it could record its end (%s); recorded the end from its files",
-                lost.attempt,
-                lost.reason,
+                f"attempt {lost.attempt} was killed before it could record its end; recorded it from the attempt's "
+                f"files (reason: {lost.reason})"
             )
         for check in (self._code_if_over, self._end_before_start, self._leave_excluded_nodes, self._set_up_nodes):
             if (code := check()) is not None:

@@ -148,7 +148,10 @@ def checked(value: object) -> str:
         SpecError: the value contains a line break, NUL or invalid Unicode, or is neither text nor a number.
     """
     if not isinstance(value, str | int | float) or isinstance(value, bool):
-        raise SpecError(f"{value!r} cannot be written into a batch script: only strings and numbers can")
+        raise SpecError(
+            f"{value!r} cannot be written into a batch script: only strings and numbers can. Test other values with a "
+            "condition such as {% if spec.workdir %}, and write the fields of a section one by one"
+        )
     text = str(value)
     found = re.search(r"[\0\n\r\ud800-\udfff]", text)
     if found is None:

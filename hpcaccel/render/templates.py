@@ -54,6 +54,8 @@ def fill(names: Mapping[str, Any], *, own: Path | None) -> str:
         raise SpecError(f"{own or NAME}: template {error.message!r} was not found") from None
     except jinja2.TemplateError as error:
         raise SpecError(f"{_place(error, own)}: {error.message or error}") from None
+    except SpecError as error:
+        raise SpecError(f"{_place(error, own)}: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{own or NAME}: cannot read the template: {error}") from None
     return str(text)

@@ -100,7 +100,10 @@ class InitProcessGroupKwargs(KwargsHandler):
 
 @dataclass
 class ProfileKwargs(KwargsHandler):
-    """Options of ``torch.profiler.profile``. Each rank writes a Chrome trace to ``output_trace_dir``, if given."""
+    """Options of ``torch.profiler.profile``. ``activities`` are names such as ``cpu`` and ``cuda``; for an unknown name
+    ``Accelerator.profile`` raises RuntimeMisuse. ``schedule_option`` holds the arguments of
+    ``torch.profiler.schedule``: ``wait``, ``warmup``, ``active`` and others. Each rank writes a Chrome trace to
+    ``output_trace_dir``, if given, as ``profile_<rank>.json``."""
 
     activities: list[str] | None = None
     schedule_option: dict[str, int] | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.formatting import shortened
 from hpcaccel.core.metrics_reader import Line, Logged
 from hpcaccel.core.rank_records import Progress, Timing
 from hpcaccel.core.records import from_dict
@@ -73,8 +74,7 @@ class TrialMetrics:
 
     def _logged_names(self) -> str:
         names = sorted(self.seen)
-        more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-        return ", ".join(names[:SHOWN_NAMES]) + more if names else "nothing"
+        return shortened(names, SHOWN_NAMES) or "nothing"
 
 
 @dataclass(frozen=True, kw_only=True)

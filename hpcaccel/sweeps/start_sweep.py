@@ -99,10 +99,12 @@ def _refuse_tiny_budget(spec: SweepSpec, workers: int) -> None:
     each = job.slurm.min_nodes * (job.slurm.node_gpus or job.ranks_per_node)
     if hours is not None and hours * 3600 < START_SECONDS * workers * each:
         unit = ("GPU" if job.slurm.node_gpus else "rank") + ("s" if each > 1 else "")
-        many = f"{workers} worker{'s' if workers > 1 else ''} with {each} {unit} each"
+        several = workers > 1
+        many = f"{workers} workers with {each} {unit} each" if several else f"1 worker with {each} {unit}"
         raise SpecError(
             f"sweep.max_gpu_hours {hours:g} is too low: {many} would use it up in "
-            f"{hours * 3600 / workers / each:.2g} s, before any trial could start. Raise it, or use fewer workers"
+            f"{hours * 3600 / workers / each:.2g} s, before any trial could start. Raise it"
+            f"{', or use fewer workers' if several else ''}"
         )
 
 

@@ -253,7 +253,8 @@ def test_unsupported_conversion_is_refused_with_the_reason(fsdp, tmp_path):
     ours, stock = str(directory / "step_00000002"), str(directory / "stock")
     two = nn.Linear(1, 1), nn.Linear(2, 2)
     several = str(CheckpointEngine(tmp_path / "two").save(TrainingState(models=list(two)), step=0))
-    torch.save({"net": {"w": torch.zeros(1)}, "other": {}}, tmp_path / "nested.pt")
+    nested = str(tmp_path / "nested.pt")
+    torch.save({"net": {"w": torch.zeros(1)}, "other": {}}, nested)
     torch.save([torch.zeros(1)], tmp_path / "list.pt")
     there = tmp_path / "there.pt"
     there.touch()
@@ -262,13 +263,11 @@ def test_unsupported_conversion_is_refused_with_the_reason(fsdp, tmp_path):
         (ConvertRequest(ours, "x", "torch", model=1), "has no model 1"),
         (ConvertRequest(ours, "x", "torch", part="model"), "--part applies to checkpoints of other programs"),
         (ConvertRequest(stock, "x", "torch", model=0), "--model applies to hpcaccel's checkpoints"),
-        (ConvertRequest(stock, "x", "torch", part="nothing"), "--part: there is no entry 'nothing' in"),
+        (ConvertRequest(stock, "x", "torch", part="no"), "--part 'no': 'no' is not a nested dict or list in"),
+        (ConvertRequest(nested, "x", "torch", part="net.w"), f"'w' is not a nested dict or list in net of {nested}"),
         (ConvertRequest(stock, "x", "torch", whole=True), "--whole converts an hpcaccel checkpoint"),
         (ConvertRequest(ours, "x", "torch", dtype="int8"), "floating-point"),
-        (
-            ConvertRequest(str(tmp_path / "nested.pt"), "x", "torch"),
-            "is the model (keys: net, other). Select it with --part",
-        ),
+        (ConvertRequest(nested, "x", "torch"), "is the model (keys: net, other). Select it with --part"),
         (ConvertRequest(str(tmp_path / "list.pt"), "x", "torch"), "contains a list"),
         (ConvertRequest(ours, str(there), "torch"), "already exists"),
         (ConvertRequest(ours, str(there), "safetensors"), "is a file"),

@@ -136,7 +136,7 @@ def test_failed_exclusion_in_slurm_is_only_logged(
     allocation: SlurmAllocation, caplog: pytest.LogCaptureFixture
 ) -> None:
     allocation.avoid(["n1"], instead_of=["n1"], now=True)  # the job still runs
-    assert "cannot update the excluded nodes of job 45 (n1)" in caplog.text
+    assert "cannot change the excluded nodes of job 45 (nodes that hpcaccel wants to exclude: n1): " in caplog.text
 
 
 def test_exclusion_in_a_chain_updates_the_pending_jobs(

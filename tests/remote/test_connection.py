@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import paramiko
 import pytest
@@ -254,3 +255,36 @@ def test_errors_while_sending_become_connection_lost(error: Exception) -> None:
     session = ChannelSession(Broken(), "alps")  # type: ignore[arg-type]
     with pytest.raises(ConnectionLost, match="the connection to alps was lost"):
         session.write(b"code")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "said"),
+    [
+        (["publickey"], "accepted methods: publickey; tried: none (no key found)"),
+        (["password"], "accepted methods: password; tried: none (a password needs a terminal)"),
+        (["publickey", "password"], "tried: none (no key found; a password needs a terminal)"),
+        (["gssapi-with-mic"], "tried: none (hpcaccel supports only publickey, keyboard-interactive, password)"),
+        ([], "accepted methods: none; tried: none"),
+    ],
+)
+def test_login_without_a_usable_method_names_the_obstacle(
+    monkeypatch: pytest.MonkeyPatch, accepted: list[str], said: str
+) -> None:
+    monkeypatch.setattr(login_module, "has_terminal", lambda: False)
+    monkeypatch.setattr(login_module.Login, "_keys", lambda login: iter(()))
+    login = object.__new__(login_module.Login)
+    login.username = "somebody"
+    transport = Mock()
+    transport.auth_none.side_effect = paramiko.BadAuthenticationType("", accepted)
+    transport.is_authenticated.return_value = False
+    with pytest.raises(paramiko.AuthenticationException) as caught:
+        login._authenticate(transport)
+    assert str(caught.value).endswith(said)
+
+
+def test_program_without_exit_status_may_have_been_killed(client: LoginNode) -> None:
+    with cluster() as there:
+        session = there.connection.start("kill -9 $$")
+        with pytest.raises(ConnectionLost, match="the program on alps ended without an exit status"):
+            session.wait()
+        session.close()

@@ -38,7 +38,7 @@ def test_lost_and_refused_connections_raise_different_errors(client: LoginNode, 
         pass
     client.cut()
     assert session.read(10) == b""
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(ConnectionLost, match="ended without an exit status: the connection was lost, or the program"):
         session.wait()
     session.close()
     client.known_hosts.write_text("")

@@ -97,10 +97,10 @@ def test_template_includes_a_file_from_its_folder(shell: Shell) -> None:
         ("#!/bin/bash\n{{ spec.nmae }}\n", r"sbatch\.j2:2: .*nmae"),
         ("a\n{% if %}\n", r"sbatch\.j2:2: "),
         ('{% extends "nothing.j2" %}', r"nothing\.j2"),
-        ("{{ spec.slurm }}", "cannot be written into a batch script"),
-        ("{{ 'a\\nb' }}", "contains a line break"),
-        ("{{ none }}", "None cannot be written"),
-        ("{{ spec.workdir }}", "None cannot be written"),
+        ("{{ spec.slurm }}", r"sbatch\.j2:1: .*cannot be written into a batch script"),
+        ("a\n{{ 'a\\nb' }}", r"sbatch\.j2:2: .*contains a line break"),
+        ("{{ none }}", r"sbatch\.j2:1: None cannot be written"),
+        ("\n{{ spec.workdir | verbatim }}", r"sbatch\.j2:2: None cannot be written.*condition such as \{% if"),
     ],
 )
 def test_template_error_names_its_cause(shell: Shell, source: str, words: str) -> None:

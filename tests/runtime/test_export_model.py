@@ -150,6 +150,11 @@ def test_weights_of_another_model_load_only_if_not_strict_and_shapes_match(tmp_p
         CheckpointError, match=r"missing from the checkpoint: first\.bias, second\.bias; only in the checkpoint: third"
     ):
         load_model.load_checkpoint_in_model(model, tmp_path / "x.bin", strict=True)
+    torch.save({**Tied().state_dict(), **{f"x{at}": torch.ones(1) for at in range(7)}}, tmp_path / "x.bin")
+    with pytest.raises(
+        CheckpointError, match=r"this model: only in the checkpoint: x0, x1, x2, x3, x4 and 2 more\. Pass strict=False"
+    ):
+        load_model.load_checkpoint_in_model(model, tmp_path / "x.bin", strict=True)
     torch.save({"first.weight": torch.zeros(3, 4)}, tmp_path / "x.bin")
     with pytest.raises(CheckpointError, match=r"shape \(3, 4\) in x\.bin, but \(4, 4\) in the model"):
         load_model.load_checkpoint_in_model(model, tmp_path / "x.bin")

@@ -193,3 +193,5 @@ def test_budget_that_worker_startup_would_use_up_is_refused(place: Place) -> Non
     ):
         place.plan("sweep.max_gpu_hours=0.005")
     assert place.plan("sweep.max_gpu_hours=0.005", "sweep.workers=1").workers == 1
+    with pytest.raises(SpecError, match=r": 1 worker with 1 rank would use it up .* could start\. Raise it$"):
+        place.plan("sweep.max_gpu_hours=0.001", "sweep.workers=1")

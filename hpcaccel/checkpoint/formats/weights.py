@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["Weight", "WeightSource", "cast", "model_in", "plain_names"]
@@ -71,7 +72,8 @@ def model_in(saved: Mapping[Any, Any], part: str | None, where: object) -> dict[
         where: the file or directory, for error messages.
 
     Raises:
-        CheckpointError: there is no entry at ``part``; or, with None, ``saved`` has none or several of these keys.
+        CheckpointError: there is no dict or list at ``part``; or, with None, ``saved`` has none or several of these
+            keys.
     """
     if part is not None:
         return _flat(_at(saved, part, where))
@@ -80,12 +82,16 @@ def model_in(saved: Mapping[Any, Any], part: str | None, where: object) -> dict[
     usual = [key for key in _USUAL if isinstance(saved.get(key), Mapping)]
     if len(usual) == 1:
         return _flat(saved[usual[0]])
-    keys = ", ".join(map(str, list(saved)[:_SHOWN]))
+    keys = shortened(list(saved), _SHOWN)
     raise CheckpointError(f"it is unclear which entry of {where} is the model (keys: {keys}). Select it with --part")
 
 
-def _at(saved: Mapping[Any, Any], part: str, where: object) -> Mapping[Any, Any]:
-    """The entry at ``part``. Keys may contain dots: the longest matching key is used. A list has indices as keys."""
+def _at(saved: Mapping[Any, Any], part: str, where: object, *, parents: str = "") -> Mapping[Any, Any]:
+    """The entry at ``part``. Keys may contain dots: the longest matching key is used. A list has indices as keys.
+
+    Args:
+        parents: the keys that lead to ``saved``, each followed by a dot.
+    """
     if part == "":
         return saved
     keys = part.split(".")
@@ -95,9 +101,12 @@ def _at(saved: Mapping[Any, Any], part: str, where: object) -> Mapping[Any, Any]
         if isinstance(inner, list):
             inner = {str(number): item for number, item in enumerate(inner)}
         if isinstance(inner, Mapping):
-            return _at(inner, ".".join(keys[count:]), where)
-    available = ", ".join(map(str, list(saved)[:_SHOWN]))
-    raise CheckpointError(f"--part: there is no entry {part!r} in {where} (keys at this level: {available})")
+            return _at(inner, ".".join(keys[count:]), where, parents=f"{parents}{key}.")
+    place = f"{parents[:-1]} of {where}" if parents else where
+    raise CheckpointError(
+        f"--part {parents + part!r}: {part!r} is not a nested dict or list in {place} "
+        f"(keys there: {shortened(list(saved), _SHOWN)})"
+    )
 
 
 def _flat(saved: Mapping[Any, Any]) -> dict[str, Any]:

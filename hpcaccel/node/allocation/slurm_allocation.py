@@ -197,8 +197,13 @@ class SlurmAllocation:
                 problem = str(error)
                 time.sleep(delay)
         if problem:
-            listed = ", ".join(nodes) or "none"
-            log.warning("cannot update the excluded nodes of job %s (%s): %s", job_id, listed, problem)
+            wanted_text = ", ".join(nodes) or "none"
+            log.warning(
+                "cannot change the excluded nodes of job %s (nodes that hpcaccel wants to exclude: %s): %s",
+                job_id,
+                wanted_text,
+                problem,
+            )
 
     def _returns_by_itself(self) -> bool:
         try:

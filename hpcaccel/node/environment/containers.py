@@ -94,7 +94,8 @@ def choose_runtime(container: LaunchContainer, *, local: bool) -> str:
     """``pyxis``, ``apptainer`` or ``enroot``: the spec's choice, else the first installed one that fits the image.
 
     Raises:
-        RankEnvironmentError: no installed runtime can start the image, or pyxis cannot mount one of the paths.
+        RankEnvironmentError: the spec's runtime is not installed; with ``auto``, no installed runtime can start the
+            image; or pyxis cannot mount one of the paths.
     """
     here = {
         "pyxis": lambda: not local and _has_pyxis(),

@@ -147,7 +147,8 @@ def bring(source: Path, directory: Path) -> int:
 
 
 def _files(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
-    """Pairs of source file and copy; creates the folders. Symbolic links are followed, also out of the source."""
+    """Pairs of source file and copy; creates the folders. Symbolic links are followed, including those that point
+    outside the source."""
     if not source.is_dir():
         source.stat()  # raises an error if the source is missing
         yield source, target

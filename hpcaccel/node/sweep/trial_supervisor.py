@@ -57,7 +57,8 @@ _LONGEST = 4000
 
 
 class _NoRoom(RunDirectoryError):
-    """The disk of the run directory is full or not writable. This is not the trial's fault, so the sweep stops."""
+    """The disk of the run directory stayed full or not writable. This is not the trial's fault: it is left to be
+    continued, and this worker starts no more trials."""
 
 
 def wait_for_a_trial(*, report_to: int) -> int:
@@ -199,7 +200,7 @@ class TrialAttempt(Attempt):
         return super()._preflight()
 
     def _wait_for_room(self) -> Failure | None:
-        """As for a run, but a lack of space stops the whole sweep.
+        """As for a run, but if time runs out, the trial is left to be continued, and this worker starts no more trials.
 
         Raises:
             _NoRoom: the disk stayed full or unwritable.

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 from hpcaccel.runtime.distributed.process_group import RankGroup
@@ -182,7 +183,7 @@ def _safetensors_writer(value: Any) -> Callable[[Path], None]:
     wrong = [str(key) for key, item in value.items() if not (isinstance(key, str) and isinstance(item, torch.Tensor))]
     if wrong:
         raise RuntimeMisuse(
-            f"a safetensors file stores only tensors under string keys, unlike these entries: {', '.join(wrong[:5])}. "
+            f"a safetensors file stores only tensors under string keys, unlike these entries: {shortened(wrong, 5)}. "
             "Remove them, or save without safe_serialization"
         )
     return lambda path: write_safetensors(clean_state_dict_for_safetensors(value), path)

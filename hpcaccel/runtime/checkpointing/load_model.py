@@ -147,11 +147,9 @@ def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> None:
             filled.add(id(target))
     missing = [name for name, target in targets.items() if id(target) not in filled]
     if strict and (missing or unexpected):
-        raise CheckpointError(
-            f"{path} does not match this model: missing from the checkpoint: "
-            f"{', '.join(missing[:5]) or 'nothing'}; only in the checkpoint: {', '.join(unexpected[:5]) or 'nothing'}. "
-            "Pass strict=False to load only the matching weights"
-        )
+        from hpcaccel.runtime.checkpointing.sharded_load import mismatch
+
+        raise mismatch(path, missing, unexpected)
 
 
 @torch.no_grad()

@@ -122,7 +122,10 @@ def _entries(model: nn.Module) -> list[WeightEntry]:
                 "with accelerator.save()"
             )
         if value.is_meta:
-            raise RuntimeMisuse(f"save_model(): {name} is on the meta device and has no values to save")
+            raise RuntimeMisuse(
+                f"save_model(): {name} is on the meta device and has no values to save. Load the model's weights "
+                "first, for example with hpcaccel.load_sharded()"
+            )
         if id(value) in found:
             found[id(value)].ties.append(name)
         else:

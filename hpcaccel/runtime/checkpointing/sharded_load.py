@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import CheckpointError
 from hpcaccel.runtime.checkpointing.export_model import open_safetensors
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 from hpcaccel.runtime.parallel import meta_device
 
-__all__ = ["LoadedWeights", "load_sharded"]
+__all__ = ["LoadedWeights", "load_sharded", "mismatch"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -56,11 +57,7 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     missing = [names[0] for names, _ in wanted if not any(name in files for name in names)]
     unexpected = sorted(set(files) - names_of_model)
     if strict and (missing or unexpected):
-        raise CheckpointError(
-            f"{path} does not match this model: "
-            + "; ".join([*_names_text("missing from", missing), *_names_text("only in", unexpected)])
-            + ". Pass strict=False to load only the matching weights"
-        )
+        raise mismatch(path, missing, unexpected)
     with ExitStack() as stack, torch.no_grad():
         opened: dict[Path, Any] = {}
         for names, tensor in wanted:
@@ -75,10 +72,13 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     return LoadedWeights(missing, unexpected)
 
 
-def _names_text(what: str, names: list[str]) -> Iterator[str]:
-    if names:
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        yield f"{what} the checkpoint: {shown}"
+def mismatch(path: str | Path, missing: Sequence[str], unexpected: Sequence[str]) -> CheckpointError:
+    """The error for a checkpoint whose names differ from the model's."""
+    lists = {"missing from": missing, "only in": unexpected}
+    found = "; ".join(f"{what} the checkpoint: {shortened(names, 5)}" for what, names in lists.items() if names)
+    return CheckpointError(
+        f"{path} does not match this model: {found}. Pass strict=False to load only the matching weights"
+    )
 
 
 def _files(path: Path) -> dict[str, Path]:
@@ -91,7 +91,7 @@ def _files(path: Path) -> dict[str, Path]:
         found = [path / name for name in (INDEX, SINGLE) if (path / name).is_file()]
         found = found or sorted(path.glob("*.safetensors.index.json")) or sorted(path.glob("*.safetensors"))
         if len(found) != 1 and INDEX not in {item.name for item in found}:
-            has = ", ".join(sorted(item.name for item in path.iterdir())[:8]) or "nothing"
+            has = shortened(sorted(item.name for item in path.iterdir()), 8) or "nothing"
             raise CheckpointError(f"{path} contains neither {INDEX} nor {SINGLE} (it contains {has})")
         path = found[0]
     if not path.is_file():

@@ -292,7 +292,7 @@ def _require_backend(backend: str, device: torch.device) -> None:
         name = part.rpartition(":")[2].lower()
         if not dist.is_backend_available(name) or (name == "nccl" and not torch.cuda.is_available()):
             raise RuntimeMisuse(
-                f"InitProcessGroupKwargs(backend={backend!r}): torch {torch.__version__} has no backend {name!r} on "
-                f"this machine, and the device of this rank is {device}. Remove backend=: hpcaccel selects gloo or "
-                "NCCL according to the device"
+                f"backend={backend!r} (PartialState or InitProcessGroupKwargs): torch {torch.__version__} has no "
+                f"backend {name!r} on this machine, and the device of this rank is {device}. Remove backend=: hpcaccel "
+                "selects gloo or NCCL according to the device"
             )

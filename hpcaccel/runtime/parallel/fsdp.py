@@ -58,8 +58,9 @@ def shard(model: nn.Module, group: RankGroup, mesh: DeviceMesh, choices: FsdpCho
         done: tensors that are already equal on all ranks. The tensors that are broadcast here are added.
 
     Raises:
-        RuntimeMisuse: CPU offload is set, but the training runs on CPUs; the ranks have built different models; or a
-            module on the meta device cannot compute its buffers (see ``meta_device.give_memory``).
+        RuntimeMisuse: CPU offload is set, but the training runs on CPUs; the ranks have built different models; a class
+            named for wrapping does not occur in the model (see ``wrapping.blocks``); or a module on the meta device
+            cannot compute its buffers (see ``meta_device.give_memory``).
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
@@ -179,10 +180,10 @@ def _look(model: nn.Module, _inputs: Any) -> None:
     """
     missing = [name for name, parameter in model.named_parameters() if _is_nan(_local(parameter))]
     if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise RuntimeMisuse(
-            f"the model was created on the meta device, and these parameters are still uninitialised: {shown}. After "
-            "prepare() call hpcaccel.load_sharded(model, path) or accelerator.load_state(), or initialise them"
+            "the model was created on the meta device, and these parameters are still uninitialised: "
+            f"{shortened(missing, 3)}. After prepare() call hpcaccel.load_sharded(model, path) or "
+            "accelerator.load_state(), or initialise them"
         )
     has_values(model)
 

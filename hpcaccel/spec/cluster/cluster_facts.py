@@ -134,17 +134,22 @@ def load_facts(name: str) -> SiteFacts | None:
     try:
         document = read_document(path, str(path))
     except SpecError as error:
-        raise SpecError([*error.problems[:3], again]) from None
+        raise _invalid(error.problems, again) from None
     _check_version(document.value.get("version"), path, again)
     layer = Layer(document.value, document.places)
     try:
         facts = SiteFacts.model_validate(document.value)
     except ValidationError as error:
         problems = report([*document.problems, *describe(error, SiteFacts, layer, str(path))])
-        raise SpecError([*problems[:3], again]) from None
+        raise _invalid(problems, again) from None
     if document.problems:
-        raise SpecError([*report(document.problems)[:3], again])
+        raise _invalid(report(document.problems), again)
     return facts
+
+
+def _invalid(problems: Sequence[str], again: str) -> SpecError:
+    more = [f"and {len(problems) - 3} more"] if len(problems) > 3 else []
+    return SpecError([*problems[:3], *more, again])
 
 
 def _check_version(given: Any, path: Path, again: str) -> None:

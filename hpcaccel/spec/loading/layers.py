@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.core.formatting import shortened
 from hpcaccel.core.progress_notes import show_note_when_slow
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.entrypoint import EntrypointSection
@@ -221,4 +222,4 @@ def _candidates(path: Path) -> str:
         names = sorted(item.name for item in path.iterdir() if item.suffix in (".yaml", ".yml"))
     except OSError:
         return ""
-    return f" (it contains {', '.join(names[:5])})" if names else ""
+    return f" (it contains {shortened(names, 5)})" if names else ""

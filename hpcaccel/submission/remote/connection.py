@@ -74,7 +74,7 @@ class FabricConnection(Connection):
             raise ConnectionLost(f"the connection to {self._host} was lost: {error}") from None
         code = int(channel.recv_exit_status())
         if code < 0:
-            raise ConnectionLost(f"the connection to {self._host} was lost")
+            raise _no_exit_status(self._host)
         return code
 
     def close(self) -> None:
@@ -159,8 +159,8 @@ class ChannelSession(ProgramSession):
 
     def wait(self) -> int:
         code = int(self._channel.recv_exit_status())
-        if code < 0:  # no status: the connection broke, or the program was killed
-            raise self._lost()
+        if code < 0:
+            raise _no_exit_status(self._host)
         return code
 
     def close(self) -> None:
@@ -168,7 +168,13 @@ class ChannelSession(ProgramSession):
             self._channel.close()
 
     def _lost(self) -> ConnectionLost:
-        return ConnectionLost(f"the connection to {self._host} was lost")
+        return ConnectionLost(f"the connection to {self._host} was lost, or the program there has ended")
+
+
+def _no_exit_status(host: str) -> ConnectionLost:
+    return ConnectionLost(
+        f"the program on {host} ended without an exit status: the connection was lost, or the program was killed"
+    )
 
 
 def _close(connection: Any) -> None:

@@ -41,6 +41,7 @@ __all__ = [
     "with_gateways",
 ]
 
+_SUPPORTED = ("publickey", "keyboard-interactive", "password")
 _DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 _TRIES = 3
 
@@ -62,16 +63,25 @@ class Login(OpenSSHAuthStrategy):  # type: ignore[misc]
 
     def _authenticate(self, transport: Transport) -> list[str]:
         tried: list[str] = []
+        obstacles: list[str] = []
         allowed = self._allowed(transport)
         if "publickey" in allowed:
             allowed = self._by_keys(transport, allowed, tried)
+            if not tried:
+                obstacles.append("no key found")
         if not transport.is_authenticated() and "keyboard-interactive" in allowed:
             allowed = self._by_prompts(transport, allowed, tried)
         if not transport.is_authenticated() and "password" in allowed:
-            self._by_password(transport, tried)
+            if has_terminal():
+                self._by_password(transport, tried)
+            else:
+                obstacles.append("a password needs a terminal")
         if not transport.is_authenticated():
+            if allowed and not set(allowed).intersection(_SUPPORTED):
+                obstacles.append(f"hpcaccel supports only {', '.join(_SUPPORTED)}")
             raise AuthenticationException(
-                f"accepted methods: {', '.join(allowed) or 'none'}; tried: {', '.join(tried) or 'none, no key found'}"
+                f"accepted methods: {', '.join(allowed) or 'none'}; tried: {', '.join(tried) or 'none'}"
+                + (f" ({'; '.join(obstacles)})" if obstacles else "")
             )
         return tried
 
@@ -122,8 +132,6 @@ class Login(OpenSSHAuthStrategy):  # type: ignore[misc]
         return []
 
     def _by_password(self, transport: Transport, tried: list[str]) -> None:
-        if not has_terminal():
-            return
         for _ in range(_TRIES):
             tried.append("password")
             try:

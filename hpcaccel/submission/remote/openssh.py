@@ -66,8 +66,10 @@ class ProcessSession(ProgramSession):
             while data:
                 data = data[_stream(self._process.stdin).write(data) :]
         except OSError:
-            self.wait()
-            raise ConnectionLost(f"the connection to {self._host} was lost") from None
+            code = self.wait()
+            raise ConnectionLost(
+                f"the program on {self._host} exited with code {code} before it had read all input"
+            ) from None
 
     def close_input(self) -> None:
         _stream(self._process.stdin).close()
@@ -102,7 +104,10 @@ class ProcessSession(ProgramSession):
             return ClusterError(f"ssh {self._host}: {stderr}. Log in once with `ssh {self._host}`, then try again")
         if "Connection refused" in stderr or "timed out" in stderr or "No route" in stderr:
             return Unreachable(f"ssh {self._host}: {stderr}. Check the network, VPN and port")
-        return ConnectionLost(f"the connection to {self._host} was lost{f' ({stderr})' if stderr else ''}")
+        return ConnectionLost(
+            f"the program on {self._host} ended without an exit status: the connection was lost, or the program was "
+            f"killed{f' ({stderr})' if stderr else ''}"
+        )
 
 
 def _stream(stream: IO[bytes] | None) -> IO[bytes]:

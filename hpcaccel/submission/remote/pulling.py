@@ -87,9 +87,11 @@ def pull(
 
 def _read_list(conversation: RemoteRequest) -> tuple[dict[str, Any], list[_File]]:
     about, _ = conversation.expect("run")
-    for key in ("name", "run_id"):
+    for key, label in (("name", "name"), ("run_id", "run ID")):
         if about[key] in ("", ".", "..") or "/" in about[key] or "\0" in about[key]:
-            raise ClusterError(f"the cluster sent the run {key} {about[key]!r}, which is not a valid directory name")
+            raise ClusterError(
+                f"the cluster sent {about[key]!r} as the run's {label}, which is not a valid directory name"
+            )
     files: list[_File] = []
     while True:
         head, _ = conversation.frame()

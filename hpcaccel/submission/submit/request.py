@@ -146,7 +146,8 @@ def _require_current_directory() -> None:
 
 
 def _profile(name: str | None) -> tuple[ClusterProfile | None, Literal["slurm", "local"]]:
-    """The profile, if any, and the backend. Without a profile the backend is Slurm; ``check`` verifies it later."""
+    """The profile, if any, and the backend. Without a profile the backend is Slurm; ``Backend.check`` raises an error
+    later if this machine has no Slurm."""
     if name == "slurm" and name not in profile_names():
         return None, "slurm"
     profile = load_profile(name)
