@@ -22,13 +22,14 @@ PAGES = [
 ROWS = {
     "login": ["spec", "render", "submission", "sweeps", "view", "cli"],
     "batch step": ["node"],
-    "rank": ["checkpoint", "runtime"],
+    "rank": ["checkpoint", "runtime", "integrations"],
 }
 LIBRARIES = {
     **dict.fromkeys(BASE, frozenset[str]()),
     "node": frozenset[str](),
     "checkpoint": frozenset({"torch", "numpy", "isal"}),
     "runtime": frozenset({"torch", "numpy"}),
+    "integrations": frozenset({"torch"}),
     "spec": frozenset({"pydantic", "pydantic_core", "yaml"}),
     "render": frozenset({"pydantic", "jinja2", "markupsafe", "yaml"}),
     "submission": frozenset({"pydantic", "jinja2", "yaml", "submitit", "cloudpickle", "rich"}),
@@ -38,6 +39,8 @@ LIBRARIES = {
 }
 ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric", "paramiko"}}
 """By subpackage and folder inside it."""
+TRAINERS = {"transformers": {"transformers"}, "lightning": {"lightning", "pytorch_lightning"}}
+"""Packages that a module of ``integrations`` may import: its own trainer's, so that it works without the others."""
 RANK_PROGRAMS = {"node/failures/preflight_program.py", "node/torchrun_program.py"}
 """Programs whose text the batch step passes to the ranks' Python. Nothing imports them."""
 OPTIONAL = {
@@ -234,7 +237,8 @@ def test_file_imports_only_what_its_subpackage_may_import(room: str, path: Path)
             allowed = LIBRARIES.get(room, frozenset()) | ALLOWED_ELSEWHERE.get((room, path.parent.name), set())
             optional = room == "runtime" and top in OPTIONAL and top not in at_the_top(path)
             in_ranks = top == "torch" and path.relative_to(PACKAGE).as_posix() in RANK_PROGRAMS
-            assert top in allowed or optional or in_ranks, f"{path} imports {name}"
+            trainer = room == "integrations" and top in TRAINERS.get(path.stem, set())
+            assert top in allowed or optional or in_ranks or trainer, f"{path} imports {name}"
 
 
 def test_no_module_imports_the_programs_of_the_ranks() -> None:

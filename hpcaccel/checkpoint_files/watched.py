@@ -22,7 +22,7 @@ from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 
-__all__ = ["SavedCheckpoint", "WatchedCheckpoint", "newest_saved", "watched"]
+__all__ = ["SavedCheckpoint", "WatchedCheckpoint", "is_whole", "newest_saved", "watched"]
 
 _ARCHIVE_BEGINS = b"PK\x03\x04"
 
@@ -100,7 +100,7 @@ def _look(path: Path, watch: LaunchWatch) -> WatchedCheckpoint | None:
     try:
         mode = path.stat().st_mode
         if stat.S_ISREG(mode):
-            return WatchedCheckpoint(path=path, step=step, complete=_is_whole(path), time=path.stat().st_mtime)
+            return WatchedCheckpoint(path=path, step=step, complete=is_whole(path), time=path.stat().st_mtime)
         if not stat.S_ISDIR(mode):
             return None
         mark = _mark(path, watch.complete, step)
@@ -128,7 +128,7 @@ def _mark(path: Path, complete: str | None, step: int | None) -> Path | None:
     return path if numbers and step is not None and step <= int(numbers[-1]) else None
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
     """Whether a file has content and, if it begins as a ZIP archive (``torch.save``), the archive's end.
 
     Raises:

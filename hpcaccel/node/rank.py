@@ -169,6 +169,8 @@ def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> di
     env["HPCACCEL_METRICS"] = str(run.foreign_metrics(attempt)) if env["RANK"] == "0" else os.devnull
     env["HPCACCEL_PROTOCOL"] = str(PROTOCOL)
     env.setdefault("WORLD_SIZE", str(launch.ranks))
+    # Makes Lightning take its ranks from torchrun's variables instead of Slurm's, and leave requeueing to hpcaccel.
+    env.setdefault("TORCHELASTIC_RUN_ID", f"{run.run_id}.{attempt}")
     if SLOT in env and (gpus := env.get("CUDA_VISIBLE_DEVICES")):
         env["CUDA_VISIBLE_DEVICES"] = ",".join(Slot.parse(env.pop(SLOT)).visible(gpus.split(",")))
     if launch.pythonpath:

@@ -127,7 +127,7 @@ def test_command_with_a_slash_is_relative_to_the_file(load, tmp_path: Path) -> N
         ("{function: f}", "entrypoint.function can be set only by hpcaccel.submit() in Python: use script, module or command"),
         ("{script: train.py, args: 5}", "entrypoint.args 5 must be a mapping (lr: 3e-4) or a list ([--lr, 3e-4])"),
         ("{script: train.py, args: {--lr: 1}}", "entrypoint.args has the key --lr: write it without the dashes (lr), or write all args as a list"),
-        ("{script: train.py, args: {a b: 1}}", "entrypoint.args has the key 'a b': a key must not contain spaces or '='"),
+        ("{script: train.py, args: {a b: 1}}", "entrypoint.args has the key 'a b': a key must not be empty or contain white space, control characters or '='"),
         ("{script: train.py, args: {a: [[1]]}}", "entrypoint.args a: item 1 must be a string, a number, true or false, not a list"),
         ('{script: train.py, args: {a: "x\\ny"}}', "entrypoint.args a: contains a line break: a value must be on one line"),
         ('{script: train.py, args: ["x\\0y"]}', "entrypoint.args item 1 contains a NUL character, which cannot be passed to a program"),

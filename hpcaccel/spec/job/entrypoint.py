@@ -59,19 +59,19 @@ def _entry(key: Any, value: Any, parents: str) -> tuple[str, Argument]:
 
 def _key(key: Any, parents: str) -> str:
     text = str(key)
-    if text.startswith("-"):
+    if (bare := text.lstrip("-")) != text:
         raise ValueError(
-            f"has the key {parents}{text}: write it without the dashes ({text.lstrip('-')}), or write all args as a "
-            f"list"
+            f"has the key {parents}{text}: write it without the dashes ({bare}), or write all args as a list"
         )
     if not _KEY.fullmatch(text):
-        raise ValueError(f"has the key {parents + text!r}: a key must not contain spaces or '='")
+        rule = "a key must not be empty or contain white space, control characters or '='"
+        raise ValueError(f"has the key {parents + text!r}: {rule}")
     return checked_text(text)
 
 
 def argument_value(value: Any, key: str) -> Argument:
     """Validate one value of ``args``; ``key`` is its name in messages. Numbers stay numbers, which are formatted
-    later; infinities, NaN and numbers whose value would change when formatted (``_keep_spelling``) become text."""
+    later; infinities, NaN and the numbers whose spelling ``_keep_spelling`` keeps become text."""
     if isinstance(value, Mapping):
         return {name: item for own, item in value.items() for name, item in [_entry(own, item, f"{key}.")]}
     if isinstance(value, list | tuple):
@@ -109,7 +109,7 @@ def _scalar(value: Any, where: str) -> Argument:
 
 
 def _keep_spelling(plain: PlainScalar) -> Argument:
-    """The number, or its text if formatting the number would change the value (``0123``)."""
+    """The value, or its text if an integer would be written differently (``0123``, ``0x1F``) or a float overflows."""
     if isinstance(plain.value, int) and not isinstance(plain.value, bool) and not _PLAIN_INTEGER.fullmatch(plain.text):
         return plain.text
     if isinstance(plain.value, float) and math.isinf(plain.value) and "inf" not in plain.text.lower():

@@ -307,7 +307,8 @@ class JobSpec(Section):
     def stop_mode(self) -> Literal["cooperative", "signals"]:
         """How the ranks are stopped: ``runtime.stop``, by default ``signals`` for commands, else ``cooperative``.
 
-        The submission uses ``signals`` also for other programs that do not use hpcaccel.
+        If ``runtime.stop`` is not set, submission also uses ``signals`` for scripts and modules whose source uses none
+        of ``Accelerator``, ``stop_gate`` and ``should_stop``.
         """
         return self.runtime.stop or ("signals" if self.entrypoint.kind == "command" else "cooperative")
 

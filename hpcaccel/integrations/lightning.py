@@ -1,0 +1,135 @@
+"""``HpcaccelCallback``: agreed stops and live figures for ``lightning.Trainer``.
+
+    from hpcaccel.integrations.lightning import HpcaccelCallback, newest_checkpoint
+
+    trainer = Trainer(num_nodes=2, devices=4, callbacks=[HpcaccelCallback()])
+    trainer.fit(model, data, ckpt_path=newest_checkpoint(trainer.default_root_dir))
+
+The callback reports each optimizer step to the process's stop gate (``hpcaccel.stop_gate``). Once all ranks have agreed
+on a step to stop at, it saves ``hpcaccel-step=N.ckpt`` in ``default_root_dir`` and exits.
+
+hpcaccel's launcher sets TORCHELASTIC_RUN_ID, so that Lightning takes its ranks from torchrun's variables. Under srun it
+would install handlers that save inside a signal handler and requeue the job by themselves.
+
+Source: lightning 2.6.6. Both of its packages work, ``lightning.pytorch`` and ``pytorch_lightning``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcaccel.checkpoint_files.watched import is_whole
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime import settings
+from hpcaccel.runtime.script_api import log
+from hpcaccel.runtime.training.stop_gate import StopGate, stop_gate
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+    from pytorch_lightning import Callback
+else:
+    from lightning.pytorch import Callback
+
+__all__ = ["HpcaccelCallback", "newest_checkpoint"]
+
+SHARDED_MARK = "meta.pt"
+"""The file that sharded strategies write last into a checkpoint directory."""
+
+
+def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
+    """The checkpoint below ``directory`` that was completed last, whoever has written it, for
+    ``Trainer.fit(ckpt_path=…)``; None if there is none."""
+    found = [(path.stat().st_mtime, path) for path in Path(directory).glob("**/*.ckpt") if _is_complete(path)]
+    return str(max(found)[1]) if found else None
+
+
+def _is_complete(path: Path) -> bool:
+    return (path / SHARDED_MARK).is_file() if path.is_dir() else is_whole(path)
+
+
+class HpcaccelCallback(Callback):
+    """Stops a ``Trainer`` at one step on all ranks, after a save, and reports its progress to the run.
+
+    In a sweep, a pruned trial ends at an agreed step without a save. Outside of a run the training is unchanged.
+
+    Raises:
+        RuntimeMisuse: at the start of ``fit``, if the Trainer has another number of ranks than the run: with its
+            default settings each rank would train alone.
+    """
+
+    def __init__(self) -> None:
+        self._gate: StopGate | None = None
+        self._step = 0
+
+    # -- called by the Trainer ------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        if stage == "fit" and trainer.world_size != ranks:
+            nodes = max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+            raise RuntimeMisuse(
+                f"this Trainer trains with {trainer.world_size} rank(s), but the run has {ranks}. "
+                f"Create it with Trainer(num_nodes={nodes}, devices={ranks // nodes}, strategy=…)"
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._gate = gate = stop_gate()
+        self._step = trainer.global_step
+        total = trainer.estimated_stepping_batches
+        gate.begin(
+            self._step,
+            checkpoint=trainer.ckpt_path if self._step else None,
+            total_steps=int(total) if 0 < total < math.inf else None,
+        )
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        gate, step = self._gate, trainer.global_step
+        if gate is None or step == self._step:
+            return  # between two optimizer steps
+        self._step = step
+        if step % max(1, getattr(trainer, "log_every_n_steps", 1)) == 0:
+            self._log(trainer)
+        if gate.step(step):
+            self._stop(gate, trainer)
+
+    def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
+        if self._gate is not None:
+            self._gate.phase = "evaluating"
+            self._gate.sign_of_life()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._gate is not None:
+            self._gate.phase = "training"
+            self._log(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._gate is not None and not self._gate.is_over:
+            self._gate.phase = "finishing"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _stop(self, gate: StopGate, trainer: Trainer) -> None:
+        if gate.reason == "pruned":
+            gate.leave()
+        if gate.should_finish:
+            trainer.should_stop = True
+            return
+        if not gate.in_time:
+            gate.leave()
+        path = Path(trainer.default_root_dir) / f"hpcaccel-step={self._step}.ckpt"
+        trainer.save_checkpoint(path)
+        gate.leave(checkpoint=path)
+
+    def _log(self, trainer: Trainer) -> None:
+        if settings.locate(None).run is None:
+            return
+        values = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+        if values:
+            log(values, step=trainer.global_step)

@@ -1,0 +1,164 @@
+"""``HpcaccelCallback``: agreed stops, exact steps and live figures for ``transformers.Trainer``.
+
+    from hpcaccel.integrations.transformers import HpcaccelCallback, newest_checkpoint
+
+    trainer = Trainer(..., callbacks=[HpcaccelCallback()])
+    trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
+
+The callback reports each step to the process's stop gate (``hpcaccel.stop_gate``). Once all ranks have agreed on a step
+to stop at, it lets the Trainer save a checkpoint, and exits in ``on_save``: what follows in ``train()`` and behind it
+(``load_best_model_at_end``, ``save_model``, ``push_to_hub``) would use a model that is not fully trained.
+
+Source: transformers 5.23, trainer.py: ``_save_checkpoint`` writes ``trainer_state.json`` last, and
+``get_last_checkpoint`` takes the highest number without a check. This module replaces ``get_last_checkpoint``
+by ``newest_checkpoint``, which passes over checkpoints without that file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import transformers
+from transformers import trainer, trainer_utils
+
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime import settings
+from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.script_api import log
+from hpcaccel.runtime.training.stop_gate import StopGate, stop_gate
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+__all__ = ["HpcaccelCallback", "newest_checkpoint"]
+
+logger = logging.getLogger(TRAINING_LOG)
+
+STATE_FILE = "trainer_state.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """The complete checkpoint with the highest step in ``output_dir``, for ``Trainer.train(resume_from_checkpoint=…)``;
+    None if there is none."""
+    found = [(int(match[1]), path) for path in _children(output_dir) if (match := _NAME.fullmatch(path.name))]
+    complete = [(step, path) for step, path in found if (path / STATE_FILE).is_file()]
+    return str(max(complete)[1]) if complete else None
+
+
+def _children(folder: str | os.PathLike[str]) -> list[Path]:
+    try:
+        return list(Path(folder).iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+# Looked up by ``Trainer.train(resume_from_checkpoint=True)``, and imported by scripts.
+for _module in (trainer, trainer_utils):
+    setattr(_module, "get_last_checkpoint", newest_checkpoint)  # noqa: B010
+
+
+class HpcaccelCallback(transformers.TrainerCallback):
+    """Stops a ``Trainer`` at one step on all ranks, after a save, and reports its progress to the run.
+
+    Works in runs of hpcaccel, and without effect on the training outside of them. In a sweep, a pruned trial ends at an
+    agreed step without a save.
+
+    Raises:
+        RuntimeMisuse: on creation of the Trainer, if it was created with ``enable_jit_checkpoint``, which decides on
+            each rank by its own timer; or if the process has an ``hpcaccel.Accelerator``.
+    """
+
+    def __init__(self) -> None:
+        self._gate: StopGate | None = None
+        self._stopping = False
+
+    # -- called by the Trainer ------------------------------------------------------------------------------------
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if getattr(args, "enable_jit_checkpoint", False):
+            raise RuntimeMisuse(
+                "TrainingArguments(enable_jit_checkpoint=True) and HpcaccelCallback both save when the job is stopped. "
+                "Remove enable_jit_checkpoint: it decides on each rank alone, so ranks may save different steps"
+            )
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._gate = gate = stop_gate()
+        path = _checkpoint(args, state)
+        resumed = str(path) if state.global_step and path.exists() else None
+        gate.begin(state.global_step, checkpoint=resumed, total_steps=state.max_steps)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        gate = self._known_gate()
+        if gate.step(state.global_step):
+            self._stop(gate, args, state, control)
+        elif control.should_save:
+            gate.phase = "saving"
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        gate = self._known_gate()
+        if self._stopping:
+            gate.leave(checkpoint=_checkpoint(args, state))
+        gate.phase = "training"
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        if self._gate is not None:
+            self._gate.phase = "evaluating"
+            self._gate.sign_of_life()
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._gate is not None:
+            self._gate.phase = "saving" if control.should_save else "training"
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        if settings.locate(None).run is None:
+            return
+        values = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        if values:
+            log(values, step=state.global_step)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._gate is not None and not self._gate.is_over:
+            self._gate.phase = "finishing"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _known_gate(self) -> StopGate:
+        if self._gate is None:
+            raise RuntimeMisuse("HpcaccelCallback was added during train(): pass it to Trainer(callbacks=[…])")
+        return self._gate
+
+    def _stop(self, gate: StopGate, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+        """Let the Trainer save and stop. It saves after this call, and then calls ``on_save``."""
+        control.should_training_stop = True
+        if gate.reason == "pruned":
+            gate.leave()
+        if gate.should_finish:
+            return  # the Trainer ends as after its last step
+        if not gate.in_time:
+            logger.warning("no time is left to save at step %d: the newest checkpoint counts", state.global_step)
+            gate.leave()
+        self._stopping = True
+        control.should_save = True
+        control.should_evaluate = False  # it might take longer than the time that is left
+        if args.save_only_model:
+            # Without optimizer and random states the run could not continue.
+            args.save_only_model = False
+
+
+def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
+    """The Trainer's checkpoint of the current step."""
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"

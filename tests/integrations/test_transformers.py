@@ -1,0 +1,81 @@
+"""transformers' Trainer with ``HpcaccelCallback``: one agreed step, a save in time, the same losses afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest
+from tests.runtime.ranks import make_run, metrics, outcome, run_ranks
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+
+PROGRAM = str(Path(__file__).parent / "programs" / "train_transformers.py")
+
+
+def train(run: RunDir, *arguments: str, attempt: int = 1, size: int = 2) -> Any:
+    words = ("--output_dir", str(run.path / "out"), *arguments)
+    return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True)
+
+
+def request(run: RunDir, **fields: Any) -> None:
+    run.attempt(1).mkdir(parents=True, exist_ok=True)
+    write_json(run.stop(1), to_dict(StopRequest(**{"reason": "preempted", "then": "requeue", "time": 0.0, **fields})))
+
+
+def test_stopped_trainer_saves_at_one_step_and_continues_with_the_same_losses(tmp_path: Path) -> None:
+    undisturbed = make_run(tmp_path / "undisturbed")
+    ended = train(undisturbed)
+    assert ended.codes == [0, 0], ended.outputs
+    run = make_run(tmp_path / "run")
+    request(run)
+    stopped = train(run, "--kill", "1:17", "--workers", "1")
+    assert stopped.codes == [85, 85], stopped.outputs
+    found = outcome(run) or {}
+    step = found["step"]
+    assert 17 <= step <= 19
+    assert (found["reason"], found["resume"]) == ("preempted", True)
+    assert found["checkpoint"] == str(run.path / "out" / f"checkpoint-{step}")
+    assert not (run.path / "out" / "final").exists(), "the code behind train() has run"
+    # A checkpoint of a later step that was not written completely:
+    (run.path / "out" / "checkpoint-999").mkdir()
+    resumed = train(run, attempt=2)
+    assert resumed.codes == [0, 0], resumed.outputs
+    assert resumed.result() == {"step": 40}
+    assert (outcome(run, 2) or {})["reason"] == "completed"
+    progress = read_json(run.progress(2)) or {}
+    assert (progress["resumed_step"], progress["resumed_from"]) == (step, found["checkpoint"])
+    assert progress["total_steps"] == 40
+    expected = metrics(undisturbed)
+    assert list(expected) == list(range(1, 41))
+    assert metrics(run) == pytest.approx(expected, rel=1e-5)
+
+
+def test_run_that_is_to_finish_ends_normally_and_keeps_its_model(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    request(run, reason="stop", then="finish")
+    ended = train(run, "--kill", "0:5", size=1)
+    assert ended.codes == [0], ended.outputs
+    assert 5 <= ended.result()["step"] <= 7
+    assert (run.path / "out" / "final").is_dir()
+    assert (outcome(run) or {})["reason"] == "completed"
+
+
+def test_pruned_trial_ends_without_a_save(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    request(run, reason="pruned", then="finish")
+    ended = train(run, "--kill", "1:5")
+    assert ended.codes == [0, 0], ended.outputs
+    assert not list((run.path / "out").glob("*"))
+
+
+def test_just_in_time_checkpoints_of_transformers_are_refused(tmp_path: Path) -> None:
+    ended = train(make_run(tmp_path / "run"), "--jit", size=1)
+    assert ended.codes == [1]
+    assert "Remove enable_jit_checkpoint" in ended.outputs[0]
