@@ -150,7 +150,7 @@ def __getattr__(name: str) -> Any:
     if name in _PAGES:
         return import_module(f"hpcaccel.{name}")
     if name in _ABSENT:
-        import_module("hpcaccel.runtime.compat.unsupported").refuse(name, "hpcaccel")
+        import_module("hpcaccel.runtime.compat.unsupported").refuse(name)
     if name not in _HOME:  # also during the first import of a subpackage
         raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
     try:

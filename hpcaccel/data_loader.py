@@ -1,7 +1,7 @@
 """Accelerate's import path for prepared loaders and batch samplers."""
 
-from hpcaccel.runtime.compat.missing_names import data_loader as __getattr__  # noqa: F401
 from hpcaccel.runtime.compat.standalone import get_sampler, prepare_data_loader
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.data.batch_samplers import (
     BatchSamplerShard,
     SeedableRandomSampler,

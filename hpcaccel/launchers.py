@@ -1,6 +1,6 @@
 """Accelerate's import path for the launchers; see ``hpcaccel.runtime.local_launch``."""
 
-from hpcaccel.runtime.compat.missing_names import launchers as __getattr__  # noqa: F401
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.local_launch import debug_launcher as debug_launcher
 from hpcaccel.runtime.local_launch import notebook_launcher as notebook_launcher
 

@@ -1,6 +1,6 @@
 """Accelerate's import path for the state classes; see ``hpcaccel.runtime.states``."""
 
-from hpcaccel.runtime.compat.missing_names import state as __getattr__  # noqa: F401
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.enums import DistributedType as DistributedType
 from hpcaccel.runtime.states.accelerator_state import AcceleratorState as AcceleratorState
 from hpcaccel.runtime.states.accelerator_state import is_initialized as is_initialized

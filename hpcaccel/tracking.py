@@ -1,6 +1,6 @@
 """Accelerate's import path for trackers; see ``hpcaccel.runtime.tracking``."""
 
-from hpcaccel.runtime.compat.missing_names import tracking as __getattr__  # noqa: F401
+from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
 from hpcaccel.runtime.tracking.catalog import LOGGER_TYPE_TO_CLASS as LOGGER_TYPE_TO_CLASS
 from hpcaccel.runtime.tracking.catalog import filter_trackers as filter_trackers
 from hpcaccel.runtime.tracking.catalog import get_available_trackers as get_available_trackers

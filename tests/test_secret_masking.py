@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.log import Mask
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.secret_masking import Mask
 
 KEY = "-----BEGIN KEY-----\nMIIEvQIBADANBg\n-----END KEY-----\n"
 

@@ -50,8 +50,7 @@ from typing import Any
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint.shard_files import crc32
-from hpcaccel.checkpoint_files import manifest
-from hpcaccel.checkpoint_files.pins import is_pinned
+from hpcaccel.checkpoint_files import is_pinned, manifest
 from hpcaccel.core.durable_files import DIRECTORY_MODE, atomic_write, fsync_directory, make_folder
 from hpcaccel.errors import CheckpointError
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hpcaccel.core.durable_files import write_json
 
 __all__ = [
     "MANIFEST",
@@ -24,16 +27,19 @@ __all__ = [
     "attempt_of",
     "checkpoint_name",
     "committed",
+    "is_pinned",
     "newest",
+    "pin",
     "read_manifest",
     "step_directories",
     "step_of",
     "temporary_name",
+    "unpin",
 ]
 
 MANIFEST = "COMMITTED"
 PINNED = "PINNED"
-"""Marker file beside the manifest: hpcaccel does not delete this checkpoint. It contains the reason; see ``pins``."""
+"""Marker file beside the manifest: hpcaccel does not delete this checkpoint. It contains the reason."""
 QUARANTINED, SUPERSEDED = PUT_ASIDE = ("quarantined", "superseded")
 """Prefixes of directories that no longer count as checkpoints: damaged, or from an abandoned branch of the training."""
 
@@ -144,3 +150,32 @@ def newest(directory: Path) -> Checkpoint | None:
     """The committed checkpoint with the highest step, or None."""
     checkpoints = committed(directory)
     return checkpoints[-1] if checkpoints else None
+
+
+def is_pinned(path: Path) -> bool:
+    return (path / PINNED).exists()
+
+
+def pin(path: Path, *, why: str) -> bool:
+    """Pin a checkpoint. Returns False if it was already pinned.
+
+    Raises:
+        OSError: the checkpoint's directory is not writable.
+    """
+    if is_pinned(path):
+        return False
+    write_json(path / PINNED, {"why": why, "time": time.time()})
+    return True
+
+
+def unpin(path: Path) -> bool:
+    """Remove a checkpoint's pin. Returns False if there was none.
+
+    Raises:
+        OSError: the checkpoint's directory is not writable.
+    """
+    try:
+        (path / PINNED).unlink()
+    except FileNotFoundError:
+        return False
+    return True

@@ -177,7 +177,7 @@ def pin(
     why: Annotated[str, typer.Option(metavar="TEXT", help="Reason, stored with the pin.")] = "",
 ) -> None:
     """Pin a checkpoint, so that its run does not delete it when it becomes old."""
-    from hpcaccel.checkpoint_files.pins import pin
+    from hpcaccel.checkpoint_files import pin
     from hpcaccel.submission.runs.checkpoints import find_checkpoint
 
     path = find_checkpoint(checkpoint)
@@ -188,7 +188,7 @@ def pin(
 @_there_or_here("unpin")
 def unpin(checkpoint: Checkpoint) -> None:
     """Unpin a checkpoint, so that its run may delete it when it becomes old."""
-    from hpcaccel.checkpoint_files.pins import unpin
+    from hpcaccel.checkpoint_files import unpin
     from hpcaccel.submission.runs.checkpoints import find_checkpoint
 
     path = find_checkpoint(checkpoint)

@@ -1,4 +1,4 @@
-"""Files that survive a kill: JSON replaced atomically, JSON lines appended whole.
+"""Files that survive a kill: JSON replaced atomically, JSON lines appended whole; and file locks.
 
 A JSON file is written under a temporary name and renamed, so that a reader sees the old content or the new. A
 JSON-lines file grows by whole lines: a torn last line does not affect the other lines.
@@ -7,11 +7,12 @@ JSON-lines file grows by whole lines: a torn last line does not affect the other
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 from hpcaccel.errors import RunDirectoryError
 
@@ -24,6 +25,7 @@ __all__ = [
     "append_line",
     "atomic_write",
     "fsync_directory",
+    "lock_file",
     "make_folder",
     "read_json",
     "read_lines",
@@ -152,3 +154,33 @@ def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[dict[str, Any],
                 continue
             if isinstance(value, dict):
                 yield value, offset
+
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def lock_file(
+    file: int | IO[Any], *, wait: bool = True, shared: bool = False
+) -> Literal["held", "busy", "unsupported"]:
+    """Lock an open file with flock(2), until all processes that share the open file have closed it or exited.
+
+    Args:
+        wait: wait while another process holds the lock.
+
+    Returns:
+        ``busy``: another process holds the lock, and ``wait`` is False. ``unsupported``: the file system has no locks
+        (NFS without a lock daemon, some Lustre mounts), so the caller must continue without one.
+
+    Raises:
+        OSError: the lock fails for another reason.
+    """
+    operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    try:
+        fcntl.flock(file, operation)
+    except BlockingIOError:
+        return "busy"
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return "unsupported"
+    return "held"

@@ -1,4 +1,4 @@
-"""Logging of the batch step: the handler of the logger ``hpcaccel`` and its outputs.
+"""Logging of the batch step: the handler of the logger ``hpcaccel`` and its outputs; masking of secrets in texts.
 
 Modules use ``logging.getLogger(__name__)`` and attach no handlers (except the runtime, for the training log), so a
 program that imports hpcaccel configures these loggers like those of any library. The program ``node.pyz`` calls
@@ -14,15 +14,25 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["LEVEL", "NodeHandler", "configure", "log_always", "set_log_file", "set_mask"]
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.run_dir import RunDir
+
+__all__ = ["LEVEL", "MASKED", "Mask", "NodeHandler", "configure", "log_always", "set_log_file", "set_mask"]
 
 LEVEL = "HPCACCEL_LOG_LEVEL"
 """Environment variable: the lowest level logged, as a name (``debug``) or a number. Default: ``info``."""
 _TREE = "hpcaccel"
+
+MASKED = "***"
+SHORTEST = 4
+"""Minimum length in characters of a masked value. Shorter values also occur in ordinary words."""
+SHORTEST_LINE = 8
+"""Each line of a multi-line value is masked too if it has at least this many characters."""
 
 
 class NodeHandler(logging.Handler):
@@ -99,3 +109,38 @@ def log_always(logger: logging.Logger, message: str) -> None:
 
 def _handlers() -> list[NodeHandler]:
     return [handler for handler in logging.getLogger(_TREE).handlers if isinstance(handler, NodeHandler)]
+
+
+class Mask:
+    """Replaces secret values in a text by ``***``.
+
+    Args:
+        values: the secrets.
+    """
+
+    def __init__(self, values: Iterable[str]) -> None:
+        whole = {value.strip() for value in values}
+        lines = {line.strip() for value in whole if "\n" in value for line in value.splitlines()}
+        parts = [value for value in whole if len(value) >= SHORTEST]
+        parts += [line for line in lines if len(line) >= SHORTEST_LINE]
+        found = sorted(parts, key=len, reverse=True)
+        self._parts = found
+        self._pattern = re.compile("|".join(map(re.escape, found))) if found else None
+
+    @classmethod
+    def of(cls, run: RunDir, env: Mapping[str, str] = os.environ) -> Mask:
+        """A run's mask: names from its spec, values from this process's environment."""
+        spec = (read_json(run.spec) or {}).get("spec", {})
+        names = (spec.get("environment") or {}).get("secrets") or []
+        return cls(env[name] for name in names if name in env)
+
+    def __call__(self, text: str) -> str:
+        if self._pattern is None:
+            return text
+        text = self._pattern.sub(MASKED, text)
+        # Truncated text may end in the middle of a value.
+        for part in self._parts:
+            for length in range(len(part) - 1, SHORTEST - 1, -1):
+                if text.endswith(part[:length]):
+                    return text[:-length] + MASKED
+        return text

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from hpcaccel.core.attempt_steps import complete_timing
 from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.log import Mask
 from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.secret_masking import Mask
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node.allocation import Allocation
 from hpcaccel.node.allocation.scheduler_view import SchedulerView

@@ -20,9 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcaccel.core.durable_files import atomic_write
-from hpcaccel.core.locks import lock_file
-from hpcaccel.core.user_state import state_home
+from hpcaccel.core.durable_files import atomic_write, lock_file
+from hpcaccel.core.run_dir import state_home
 
 __all__ = ["QueueCacheFiles", "cluster_key", "note_change", "query_turn", "shared_files"]
 

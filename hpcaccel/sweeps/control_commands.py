@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from hpcaccel.core.durable_files import atomic_write, read_json, write_json
-from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_dir import RunDir, register
 from hpcaccel.core.stop_requests import mark_honoured, open_requests, reopen
 from hpcaccel.core.sweep_dir import SweepDir
-from hpcaccel.core.user_state import register
 from hpcaccel.errors import (
     RunBusy,
     RunDirectoryError,

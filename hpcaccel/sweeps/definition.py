@@ -29,7 +29,6 @@ from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunDirectoryError, UserError
 from hpcaccel.spec import JobSpec, spec_hash, to_yaml
 from hpcaccel.spec.loading.canonical import sweep_to_yaml
-from hpcaccel.submission.entrypoint.entry import launch_watch
 from hpcaccel.submission.jobs.run_state import read_record
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class Definition:
 
     def launch_of(self, job: JobSpec) -> LaunchSpec:
         """The ``launch`` section in the ``spec.json`` of a trial whose spec is ``job``."""
-        watch = launch_watch(job, workdir=self.launch.workdir)
+        watch = job.launch_watch(self.launch.workdir)
         launch = replace(self.launch, program=[*self.program, *job.arguments()], watch=watch)
         if job.runtime.stop is not None:
             launch = replace(launch, stop=job.runtime.stop, stop_is_default=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint_files.pins import is_pinned, pin, unpin
+from hpcaccel.checkpoint_files import is_pinned, pin, unpin
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunDirectoryError

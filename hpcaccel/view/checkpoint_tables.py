@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint_files import is_pinned
 from hpcaccel.checkpoint_files import manifest as sealed
 from hpcaccel.checkpoint_files.contents import Contents, StoredTensor
-from hpcaccel.checkpoint_files.pins import is_pinned
 from hpcaccel.checkpoint_files.watched import watched
 from hpcaccel.core.formatting import clean, clock_time, size
 from hpcaccel.core.run_dir import RunDir

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.accelerator_mixins.training_mixin import ProfileContext, build_profiler
 from hpcaccel.runtime.handlers import ProfileKwargs
-from hpcaccel.runtime.training.profiling import ProfileContext, build
 from tests.runtime.ranks import run_ranks
 
 
@@ -67,7 +67,7 @@ def test_profile_neither_waits_nor_writes_after_an_exception(tmp_path: Path) -> 
 
 def test_unknown_activity_error_lists_the_known_ones() -> None:
     with pytest.raises(RuntimeMisuse, match=r"unknown activity 'gpu' .*cpu, cuda"):
-        build(ProfileKwargs(activities=["gpu"]))
+        build_profiler(ProfileKwargs(activities=["gpu"]))
 
 
 def test_accelerator_profiles_two_ranks(tmp_path: Path) -> None:

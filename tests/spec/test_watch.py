@@ -9,7 +9,6 @@ import pytest
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec import JobSpec, load_spec
-from hpcaccel.submission.entrypoint.entry import launch_watch
 
 
 def load(folder: Path, text: str) -> JobSpec:
@@ -19,7 +18,7 @@ def load(folder: Path, text: str) -> JobSpec:
 
 
 def watched_glob(folder: Path, text: str) -> str:
-    watch = launch_watch(load(folder, text), workdir="/work")
+    watch = load(folder, text).launch_watch("/work")
     assert watch is not None
     return watch.glob
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint_files import manifest
-from hpcaccel.checkpoint_files.pins import is_pinned, pin
+from hpcaccel.checkpoint_files import is_pinned, manifest, pin
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.errors import (
     CheckpointError,

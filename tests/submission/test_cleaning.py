@@ -13,7 +13,7 @@ import pytest
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files import manifest as sealed
-from hpcaccel.checkpoint_files.pins import pin
+from hpcaccel.checkpoint_files import pin
 from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import AttemptEnd, to_dict
 from hpcaccel.errors import RunDirectoryError

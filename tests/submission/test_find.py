@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core import user_state
-from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_dir import RunDir, state_home
 from hpcaccel.errors import RunNotFound
 from hpcaccel.submission import Run, RunArray, all_runs, find_run
 from hpcaccel.submission.jobs.run_state import read_record, write_record
@@ -152,7 +151,7 @@ def test_recently_changed_run_is_not_cached(project: Project) -> None:
     """A second change within one tick of the file system's clock would go unnoticed."""
     project.queue()
     known_runs()
-    assert list(user_state.state_home().rglob("names.jsonl")) == []
+    assert list(state_home().rglob("names.jsonl")) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]\n", b'{"path": 3}\n', b"\xff\xfe\n", b'{"version": "0.0/1"}\n'])
@@ -162,7 +161,7 @@ def test_damaged_cache_is_ignored_and_written_again(
     monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
     project.queue()
     first = known_runs()
-    (file,) = user_state.state_home().rglob("names.jsonl")
+    (file,) = state_home().rglob("names.jsonl")
     whole = file.read_bytes()
     file.write_bytes(damage + whole[: len(whole) // 2])
     assert known_runs() == first
@@ -178,7 +177,7 @@ def test_cache_file_does_not_grow_without_limit(project: Project, monkeypatch: p
         write_record(run.dir, replace(run.record, name=f"n{number}"))
         assert sorted(one.name for one in known_runs()) == ["demo", f"n{number}"]
     shutil.rmtree(other.path)
-    (file,) = user_state.state_home().rglob("names.jsonl")
+    (file,) = state_home().rglob("names.jsonl")
     assert len(file.read_bytes().splitlines()) <= 2 * 2 + 3
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint_files.pins import pin
+from hpcaccel.checkpoint_files import pin
 from hpcaccel.core.durable_files import append_line, write_json
 from hpcaccel.core.metrics_reader import Logged
 from hpcaccel.core.run_dir import RunDir

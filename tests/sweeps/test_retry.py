@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint_files.pins import is_pinned, pin
+from hpcaccel.checkpoint_files import is_pinned, pin
 from hpcaccel.core.durable_files import append_line, write_json
 from hpcaccel.core.records import WorkerEnd, to_dict
 from hpcaccel.errors import UserError

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint_files.pins import pin, unpin
+from hpcaccel.checkpoint_files import pin, unpin
 from hpcaccel.view.checkpoint_tables import list_checkpoints, print_checkpoints, put_aside
 from tests.submission.test_checkpoints import damage, make
 

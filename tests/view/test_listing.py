@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.core.durable_files import append_line
-from hpcaccel.core.user_state import state_home
+from hpcaccel.core.run_dir import state_home
 from hpcaccel.submission.runs import run_index
 from hpcaccel.view import run_overview
 from hpcaccel.view.run_overview import listed

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpcaccel.core.durable_files import lock_file
 from hpcaccel.core.launch_spec import LaunchContainer, read_launch
-from hpcaccel.core.locks import lock_file
 from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,10 +17,11 @@ from hpcaccel.runtime.training import clipping, gradient_sync
 from hpcaccel.runtime.training.accumulation import MicroBatch
 
 if TYPE_CHECKING:
+    from hpcaccel.runtime.distributed.process_group import RankGroup
     from hpcaccel.runtime.handlers import AutocastKwargs, ProfileKwargs
     from hpcaccel.runtime.training.resumption import ResumedCounters
 
-__all__ = ["TrainingMixin"]
+__all__ = ["ProfileContext", "TrainingMixin", "build_profiler"]
 
 
 class TrainingMixin(SessionMixin):
@@ -154,7 +156,6 @@ class TrainingMixin(SessionMixin):
             RuntimeMisuse: an activity is unknown.
         """
         from hpcaccel.runtime.handlers import ProfileKwargs
-        from hpcaccel.runtime.training.profiling import ProfileContext
 
         handler = profile_handler or self._setup.handlers.profile or ProfileKwargs()
         return ProfileContext(handler, self._session.group)
@@ -206,3 +207,51 @@ class TrainingMixin(SessionMixin):
     def should_stop(self) -> bool:
         """Whether the training is to end for good; ``epochs``, ``steps`` and the training's loader then end, too."""
         return self._session.loop.should_stop()
+
+
+class ProfileContext:
+    """The context of ``Accelerator.profile``. With ``output_trace_dir`` each rank writes its trace there, as
+    ``profile_<rank>.json``, and waits for all ranks, unless the block raises."""
+
+    def __init__(self, handler: ProfileKwargs, group: RankGroup) -> None:
+        self._directory = None if handler.output_trace_dir is None else Path(handler.output_trace_dir)
+        self._group = group
+        self._profiler = build_profiler(handler)
+
+    def __enter__(self) -> torch.profiler.profile:
+        self._profiler.__enter__()  # type: ignore[no-untyped-call]
+        return self._profiler
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self._profiler.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        if self._directory is None or kind is not None:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._profiler.export_chrome_trace(str(self._directory / f"profile_{self._group.rank}.json"))
+        self._group.barrier()
+
+
+def build_profiler(handler: ProfileKwargs) -> torch.profiler.profile:
+    """torch's profiler with the settings of ``handler``.
+
+    Raises:
+        RuntimeMisuse: an activity is unknown.
+    """
+    schedule = None if handler.schedule_option is None else torch.profiler.schedule(**handler.schedule_option)
+    return torch.profiler.profile(
+        activities=None if handler.activities is None else [_activity(name) for name in handler.activities],
+        schedule=schedule,
+        on_trace_ready=handler.on_trace_ready,
+        record_shapes=handler.record_shapes,
+        profile_memory=handler.profile_memory,
+        with_stack=handler.with_stack,
+        with_flops=handler.with_flops,
+        with_modules=handler.with_modules,
+    )
+
+
+def _activity(name: str) -> torch.profiler.ProfilerActivity:
+    known = torch.profiler.ProfilerActivity.__members__
+    if str(name).upper() not in known:
+        raise RuntimeMisuse(f"ProfileKwargs: unknown activity {name!r} (allowed: {', '.join(sorted(known)).lower()})")
+    return known[str(name).upper()]

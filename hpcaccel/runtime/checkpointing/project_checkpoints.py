@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint_files.pins import is_pinned
+from hpcaccel.checkpoint_files import is_pinned
 from hpcaccel.errors import RuntimeMisuse
 
 __all__ = ["NumberedCheckpoints", "newest_first"]

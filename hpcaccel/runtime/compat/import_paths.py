@@ -88,7 +88,7 @@ def find_in_utils(name: str) -> Any:
         ImportError: an Accelerate name that hpcaccel does not have.
         AttributeError: any other name.
     """
-    return sys.modules[f"hpcaccel.utils.{name}"] if name in _UTILS else refuse(name, "hpcaccel.utils")
+    return sys.modules[f"hpcaccel.utils.{name}"] if name in _UTILS else refuse(name)
 
 
 def find_in_commands(name: str) -> Any:
@@ -98,8 +98,7 @@ def find_in_commands(name: str) -> Any:
         ImportError: any other name; the message contains the replacements.
         AttributeError: a name with two leading underscores.
     """
-    package = "hpcaccel.commands"
-    return sys.modules[f"{package}.{name}"] if name in _COMMANDS else _refuse_command(name, package)
+    return sys.modules[f"hpcaccel.commands.{name}"] if name in _COMMANDS else _refuse_command(name)
 
 
 def find_in_test_utils(name: str) -> Any:
@@ -109,8 +108,7 @@ def find_in_test_utils(name: str) -> Any:
         ImportError: any other name; the message contains the replacements.
         AttributeError: a name with two leading underscores.
     """
-    package = "hpcaccel.test_utils"
-    return sys.modules[f"{package}.{name}"] if name in _TEST_UTILS else _refuse_test_aid(name, package)
+    return sys.modules[f"hpcaccel.test_utils.{name}"] if name in _TEST_UTILS else _refuse_test_aid(name)
 
 
 def find_anywhere(name: str) -> Any:
@@ -125,39 +123,35 @@ def find_anywhere(name: str) -> Any:
         for package in ("hpcaccel.utils", "hpcaccel"):
             if name in getattr(import_module(package), "__all__", ()) or name in vars(sys.modules[package]):
                 return getattr(sys.modules[package], name)
-    refuse(name, "hpcaccel.accelerator")
+    refuse(name)
 
 
-def _refuse_command(name: str, module: str) -> NoReturn:
+def _refuse_command(name: str) -> NoReturn:
     _refuse_any(
         name,
-        module,
         "hpcaccel replaces Accelerate's commands: use `hpcaccel submit job.yaml`, srun or torchrun instead of launch, "
         "a spec and a cluster profile instead of config, `hpcaccel cluster probe` instead of env, and "
         "`hpcaccel checkpoint` instead of merge-weights",
     )
 
 
-def _refuse_test_aid(name: str, module: str) -> NoReturn:
+def _refuse_test_aid(name: str) -> NoReturn:
     _refuse_any(
         name,
-        module,
         "It is made for Accelerate's own tests. In the tests of a script, use pytest.mark.skipif, subprocess.run and "
         "torch.cuda.is_available()",
     )
 
 
-def _refuse_any(name: str, module: str, reason: str) -> NoReturn:
+def _refuse_any(name: str, reason: str) -> NoReturn:
     if name.startswith("__"):
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise AttributeError(name)
     raise ImportError(f"hpcaccel has no {name}. {reason}")
 
 
-def _make_module(
-    package: str, module: str, names: list[str], refuse_name: Callable[[str, str], NoReturn]
-) -> ModuleType:
+def _make_module(package: str, module: str, names: list[str], refuse_name: Callable[[str], NoReturn]) -> ModuleType:
     def find(name: str) -> Any:
-        return getattr(import_module(package), name) if name in names else refuse_name(name, f"{package}.{module}")
+        return getattr(import_module(package), name) if name in names else refuse_name(name)
 
     made = ModuleType(f"{package}.{module}", f"Accelerate's import path ``{module}`` for names of ``{package}``.")
     made.__spec__ = ModuleSpec(made.__name__, None)
@@ -166,12 +160,12 @@ def _make_module(
     return made
 
 
-def _add_modules(package: str, modules: Mapping[str, str], refuse_name: Callable[[str, str], NoReturn]) -> None:
+def _add_modules(package: str, modules: Mapping[str, str], refuse_name: Callable[[str], NoReturn]) -> None:
     """Make ``import package.<module>`` work without a file.
 
     Args:
         modules: names by module, separated by spaces.
-        refuse_name: raises the error for any other name; called with the name and its module.
+        refuse_name: raises the error for any other name.
     """
     for module, names in modules.items():
         sys.modules[f"{package}.{module}"] = _make_module(package, module, names.split(), refuse_name)

@@ -1,6 +1,6 @@
 """Accelerate's names that hpcaccel does not have: the reason for each, and the replacement.
 
-The ``__getattr__`` of the modules with Accelerate's import paths calls ``refuse``, so that the error of
+The modules with Accelerate's import paths take their ``__getattr__`` from here, so that the error of
 ``from hpcaccel.utils import DeepSpeedPlugin`` gives the reason.
 """
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["REASONS", "DummyOptim", "DummyScheduler", "lacks", "refuse", "refusing_names_of", "why"]
+__all__ = ["REASONS", "DummyOptim", "DummyScheduler", "lacks", "refuse", "why"]
 
 Class = TypeVar("Class", bound=type)
 
@@ -105,8 +105,8 @@ def why(name: str) -> str | None:
     return REASONS.get(name)
 
 
-def refuse(name: str, module: str) -> NoReturn:
-    """Raise the error for a name that ``module`` does not have; called by the module's ``__getattr__``.
+def refuse(name: str) -> NoReturn:
+    """Raise the error for a missing name; called by ``__getattr__`` of a module.
 
     Raises:
         ImportError: Accelerate has the name; the message gives the reason, which ``from module import name`` would not
@@ -115,17 +115,12 @@ def refuse(name: str, module: str) -> NoReturn:
     """
     reason = why(name)
     if reason is None:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise AttributeError(f"hpcaccel has no {name!r} under this import path")
     raise ImportError(f"hpcaccel has no {name}. {reason}")
 
 
-def refusing_names_of(module: str) -> Callable[[str], Any]:
-    """The ``__getattr__`` of ``module``; it calls ``refuse`` for every name."""
-
-    def find(name: str) -> Any:
-        refuse(name, module)
-
-    return find
+def __getattr__(name: str) -> Any:
+    refuse(name)
 
 
 class _MissingAttribute:

@@ -152,7 +152,7 @@ class ProcessExit:
         if run is not None:
             path = run.abort_reason(self._place.attempt)
             make_folder(path.parent)
-            from hpcaccel.core.secret_masking import Mask
+            from hpcaccel.core.log import Mask
 
             atomic_write(path, Mask.of(run)(text), sync=False)
 

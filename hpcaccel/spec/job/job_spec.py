@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, WithJsonSchema
 
+from hpcaccel.core.launch_spec import LaunchWatch
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
 from hpcaccel.spec.job.fields import Conflict, Count, PathText, Section, checked_text
@@ -321,6 +322,15 @@ class JobSpec(Section):
         limit = self.slurm.time_seconds
         wanted = self.resilience.warning_seconds
         return wanted if limit is None else max(1, min(wanted, limit // 2))
+
+    def launch_watch(self, workdir: str) -> LaunchWatch | None:
+        """Where the program saves checkpoints of its own; None without ``checkpoint.watch``.
+
+        Args:
+            workdir: working directory of the ranks.
+        """
+        watch = self.checkpoint.watch
+        return None if watch is None else watch.located(self.entrypoint.args, workdir)
 
     def arguments(self) -> list[str]:
         """The command-line arguments of the program on every rank."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch
 from hpcaccel.spec.job.fields import Conflict, Section, Word
 
 __all__ = ["PRESETS", "Pattern", "WatchSection", "pattern_of", "watch_setting"]
@@ -132,6 +135,22 @@ class WatchSection(Section):
                 f"watch: {{preset: {self.preset}, directory: out}}"
             )
         return Pattern(f"{directory}/{glob}", self.complete or complete, self.step or step)
+
+    def located(self, arguments: Mapping[str, Any] | Sequence[str], workdir: str) -> LaunchWatch:
+        """The pattern with an absolute path, unless it begins with ``{run_dir}``.
+
+        Args:
+            arguments: ``entrypoint.args``.
+            workdir: working directory of the ranks.
+
+        Raises:
+            ValueError: see ``pattern``.
+        """
+        pattern = self.pattern(arguments)
+        place = os.path.expanduser(pattern.glob)
+        if not place.startswith(("/", RUN_DIR)):
+            place = f"{glob.escape(workdir)}/{place}"
+        return LaunchWatch(glob=place, complete=pattern.complete, step=pattern.step)
 
 
 def pattern_of(watch: Any, arguments: Any) -> Pattern:

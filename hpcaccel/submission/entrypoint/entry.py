@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import glob
 import importlib.util
 import inspect
 import os
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpcaccel.core.launch_spec import RUN_DIR, LaunchComponent, LaunchSpec, LaunchStage, LaunchWatch
+from hpcaccel.core.launch_spec import LaunchComponent, LaunchSpec, LaunchStage
 from hpcaccel.errors import SpecError, UserError
 from hpcaccel.submission.code.code_copy import CodePlan, plan_code
 from hpcaccel.submission.code.package import LOADER_SHIELD, RANK_SIDE
@@ -33,7 +32,6 @@ __all__ = [
     "find_components",
     "find_entry",
     "launch_spec",
-    "launch_watch",
     "plan_copy",
     "secrets_from",
 ]
@@ -168,25 +166,9 @@ def launch_spec(
         components=[_component(spec.of_component(name), name, own, plan, code) for name, own in (beside or {}).items()],
         after=[dict(one) for one in after],
         stage=None if spec.stage is None else LaunchStage(**spec.stage.model_dump(mode="json")),
-        watch=launch_watch(spec, workdir=str(workdir)),
+        watch=spec.launch_watch(str(workdir)),
         resume_args=[] if spec.checkpoint.resume == "never" else spec.entrypoint.resume_arguments(),
     )
-
-
-def launch_watch(spec: JobSpec, *, workdir: str) -> LaunchWatch | None:
-    """Where the program saves checkpoints of its own; None if the spec does not say so.
-
-    Args:
-        workdir: working directory of the ranks.
-    """
-    watch = spec.checkpoint.watch
-    if watch is None:
-        return None
-    pattern = watch.pattern(spec.entrypoint.args)
-    place = os.path.expanduser(pattern.glob)
-    if not place.startswith(("/", RUN_DIR)):
-        place = f"{glob.escape(workdir)}/{place}"
-    return LaunchWatch(glob=place, complete=pattern.complete, step=pattern.step)
 
 
 def find_components(spec: JobSpec, *, base: Path, workdir: Path) -> dict[str, Entry]:

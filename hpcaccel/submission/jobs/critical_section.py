@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from hpcaccel.core.locks import lock_file
+from hpcaccel.core.durable_files import lock_file
 from hpcaccel.core.progress_notes import show_note_once, show_note_when_slow
 
 __all__ = [

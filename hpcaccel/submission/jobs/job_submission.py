@@ -20,9 +20,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from hpcaccel.core.durable_files import read_json, write_json
-from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_dir import RunDir, state_home
 from hpcaccel.core.sweep_dir import SweepDir
-from hpcaccel.core.user_state import state_home
 from hpcaccel.errors import SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.jobs.backend import Backend, SlurmBackend

@@ -18,8 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from hpcaccel import checkpoint_files
-from hpcaccel.core.durable_files import DIRECTORY_MODE, read_json, write_json
-from hpcaccel.core.locks import lock_file
+from hpcaccel.core.durable_files import DIRECTORY_MODE, lock_file, read_json, write_json
 from hpcaccel.core.metrics_reader import Logged
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import CheckpointError, RunDirectoryError, UserError

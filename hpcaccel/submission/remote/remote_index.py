@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.core.durable_files import append_line, read_lines
-from hpcaccel.core.user_state import state_home
+from hpcaccel.core.run_dir import state_home
 from hpcaccel.submission.submit.comparison import PendingKey, pending_key
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files import manifest as sealed
-from hpcaccel.checkpoint_files.pins import pin, unpin
+from hpcaccel.checkpoint_files import pin, unpin
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import find_launch
 from hpcaccel.core.run_dir import RunDir

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint_files import manifest
-from hpcaccel.checkpoint_files.pins import is_pinned
+from hpcaccel.checkpoint_files import is_pinned, manifest
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import Damaged, HpcaccelError

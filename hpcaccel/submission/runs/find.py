@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.run_dir import RunDir, default_runs_dir
+from hpcaccel.core.run_dir import RunDir, default_runs_dir, index_lines
 from hpcaccel.core.sweep_dir import SweepDir
-from hpcaccel.core.user_state import index_lines
 from hpcaccel.errors import HpcaccelError, RunNotFound
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.jobs.job_submission import is_open

@@ -19,8 +19,7 @@ from typing import Any
 
 from hpcaccel import __version__
 from hpcaccel.core.durable_files import append_bytes, atomic_write, read_lines
-from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.user_state import state_home
+from hpcaccel.core.run_dir import RunDir, state_home
 
 __all__ = ["CachedOverview", "DirectoryStat", "look_at", "places_of"]
 

@@ -18,8 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hpcaccel.core.durable_files import read_json, write_json
-from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.user_state import state_home
+from hpcaccel.core.run_dir import RunDir, state_home
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.spec import spec_hash
 from hpcaccel.submission.clusters.checkpoint_checks import last_run_of
