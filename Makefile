@@ -73,7 +73,7 @@ chaos: venv slurm  ## One training under N=8 random faults on a real Slurm, in t
 faults: venv slurm  ## The longest scenarios on a real Slurm, fault by fault
 	$(BIN)/pytest -n 2 -m chaos tests
 
-# In an environment of its own, so that no test ever finds what is only here to be compared with.
+# In an environment of its own, with the packages that hpcaccel is compared with.
 bench: .venv-bench/installed  ## Side-by-side figures, ours and the peers'
 	@failed=0; for file in $(filter-out benchmarks/side_by_side.py,$(wildcard benchmarks/*.py)); do \
 	  echo; echo "== $$file"; .venv-bench/bin/python "$$file" || failed=1; done; exit $$failed

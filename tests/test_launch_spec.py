@@ -27,6 +27,7 @@ from hpcaccel.spec.job.training_fields import ResilienceSection
 FULL = LaunchSpec(
     kind="program", program=["{python}", "train.py"], python="python3", pythonpath=["/code"], workdir="/work",
     backend="slurm", nodes=2, ranks_per_node=4, stop="signals", stop_is_default=True, loader_shield="/shield",
+    bridge="/bridge",
     srun=["--mpi=none"], share_gpus=True, setup_per_node=["module load x"], time_limit_seconds=60, warning_seconds=7,
     launcher="torchrun",
     container=LaunchContainer(image="/x.sif", runtime="apptainer", mounts=["/a:/a"], workdir="/", gpus=True, key="k"),

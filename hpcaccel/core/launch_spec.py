@@ -128,6 +128,8 @@ class LaunchSpec:
     """Whether the submission chose ``stop``, because the spec does not set it."""
     loader_shield: str | None = None
     """A folder for the ranks' PYTHONPATH: it keeps data-loader workers alive when all processes receive SIGTERM."""
+    bridge: str | None = None
+    """A folder for the ranks' PYTHONPATH: it adds hpcaccel's callback to the trainer that ``runtime.bridge`` names."""
     srun: list[str] = field(default_factory=list)
     share_gpus: bool = False
     """Make all GPUs of a node visible to all its ranks, although Slurm assigns GPUs to each rank."""

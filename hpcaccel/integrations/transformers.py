@@ -5,6 +5,8 @@
     trainer = Trainer(..., callbacks=[HpcaccelCallback()])
     trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
 
+With ``runtime.bridge: transformers`` in the spec, ``add_to_every_trainer`` does both without a changed line.
+
 The callback reports each step to the process's stop gate (``hpcaccel.stop_gate``). Once all ranks have agreed on a step
 to stop at, it lets the Trainer save a checkpoint, and exits in ``on_save``: what follows in ``train()`` and behind it
 (``load_best_model_at_end``, ``save_model``, ``push_to_hub``) would use a model that is not fully trained.
@@ -16,15 +18,18 @@ by ``newest_checkpoint``, which passes over checkpoints without that file.
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import transformers
 from transformers import trainer, trainer_utils
 
+from hpcaccel.core.run_ledger import RunLedger
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
@@ -34,7 +39,7 @@ from hpcaccel.runtime.training.stop_gate import StopGate, stop_gate
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
-__all__ = ["HpcaccelCallback", "newest_checkpoint"]
+__all__ = ["HpcaccelCallback", "add_to_every_trainer", "newest_checkpoint"]
 
 logger = logging.getLogger(TRAINING_LOG)
 
@@ -73,8 +78,12 @@ class HpcaccelCallback(transformers.TrainerCallback):
             each rank by its own timer; or if the process has an ``hpcaccel.Accelerator``.
     """
 
+    _in_charge: HpcaccelCallback | None = None
+    """The callback that acts. Others, as after ``runtime.bridge`` and a line in the script, do nothing."""
+
     def __init__(self) -> None:
         self._gate: StopGate | None = None
+        """None before the training, and in a callback that is not in charge."""
         self._stopping = False
 
     # -- called by the Trainer ------------------------------------------------------------------------------------
@@ -87,23 +96,28 @@ class HpcaccelCallback(transformers.TrainerCallback):
             )
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if HpcaccelCallback._in_charge not in (None, self):
+            return
+        HpcaccelCallback._in_charge = self
         self._gate = gate = stop_gate()
         path = _checkpoint(args, state)
         resumed = str(path) if state.global_step and path.exists() else None
         gate.begin(state.global_step, checkpoint=resumed, total_steps=state.max_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        gate = self._known_gate()
-        if gate.step(state.global_step):
-            self._stop(gate, args, state, control)
+        if self._gate is None:
+            return
+        if self._gate.step(state.global_step):
+            self._stop(self._gate, args, state, control)
         elif control.should_save:
-            gate.phase = "saving"
+            self._gate.phase = "saving"
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        gate = self._known_gate()
+        if self._gate is None:
+            return
         if self._stopping:
-            gate.leave(checkpoint=_checkpoint(args, state))
-        gate.phase = "training"
+            self._gate.leave(checkpoint=_checkpoint(args, state))
+        self._gate.phase = "training"
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -124,7 +138,7 @@ class HpcaccelCallback(transformers.TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if settings.locate(None).run is None:
+        if self._gate is None or settings.locate(None).run is None:
             return
         values = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
         if values:
@@ -133,13 +147,9 @@ class HpcaccelCallback(transformers.TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._gate is not None and not self._gate.is_over:
             self._gate.phase = "finishing"
+        HpcaccelCallback._in_charge = None
 
     # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _known_gate(self) -> StopGate:
-        if self._gate is None:
-            raise RuntimeMisuse("HpcaccelCallback was added during train(): pass it to Trainer(callbacks=[…])")
-        return self._gate
 
     def _stop(self, gate: StopGate, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         """Let the Trainer save and stop. It saves after this call, and then calls ``on_save``."""
@@ -149,7 +159,9 @@ class HpcaccelCallback(transformers.TrainerCallback):
         if gate.should_finish:
             return  # the Trainer ends as after its last step
         if not gate.in_time:
-            logger.warning("no time is left to save at step %d: the newest checkpoint counts", state.global_step)
+            logger.warning(
+                "no time is left to save at step %d: the run resumes from the newest checkpoint", state.global_step
+            )
             gate.leave()
         self._stopping = True
         control.should_save = True
@@ -162,3 +174,33 @@ class HpcaccelCallback(transformers.TrainerCallback):
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
     """The Trainer's checkpoint of the current step."""
     return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+
+
+def add_to_every_trainer() -> None:
+    """Add an ``HpcaccelCallback`` to every Trainer created from now on, and let ``train()`` resume by itself.
+
+    ``train()`` without ``resume_from_checkpoint`` then starts from the newest complete checkpoint in ``output_dir``, if
+    an earlier attempt of this run has written it.
+    """
+    cast("list[Any]", trainer.DEFAULT_CALLBACKS).append(HpcaccelCallback)
+    train = trainer.Trainer.train
+
+    @functools.wraps(train)
+    def resuming(
+        self: transformers.Trainer, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = _checkpoint_of_this_run(str(self.args.output_dir))
+        return train(self, resume_from_checkpoint, *args, **kwargs)
+
+    setattr(trainer.Trainer, "train", resuming)  # noqa: B010
+
+
+def _checkpoint_of_this_run(output_dir: str) -> str | None:
+    """The newest complete checkpoint in ``output_dir`` if it is not older than the run's first attempt, else None."""
+    place, newest = settings.locate(None), newest_checkpoint(output_dir)
+    if place.run is None or newest is None:
+        return None
+    starts = RunLedger.read(place.run).starts
+    begun = starts[0].time if starts else math.inf
+    return newest if (Path(newest) / STATE_FILE).stat().st_mtime >= begun else None

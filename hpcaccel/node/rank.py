@@ -177,6 +177,8 @@ def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> di
         env["PYTHONPATH"] = python_path(launch, env)
     if launch.loader_shield is not None and not launch.cooperative:
         env["PYTHONPATH"] = os.pathsep.join([launch.loader_shield, *filter(None, [env.get("PYTHONPATH")])])
+    if launch.bridge is not None:
+        env["PYTHONPATH"] = os.pathsep.join([launch.bridge, *filter(None, [env.get("PYTHONPATH")])])
     if launch.callable:
         env.update(_for_submitit(launch, env))
     return env

@@ -57,7 +57,7 @@ def test_bad_cluster_command_prints_one_error(shell: Shell) -> None:
     shell("cluster", "add", "alps", "--no-probe")
     stored(shell, "version: 99\n")
     for arguments, words in (
-        (["probe", "alsp"], "no cluster profile 'alsp' (has: alps, local"),
+        (["probe", "alsp"], "no cluster profile 'alsp' (available: alps, local"),
         (["add", "alps"], "profile 'alps' already exists"),
         (["check", "alps"], "was written by a newer hpcaccel"),
         (["show", "alps"], "was written by a newer hpcaccel"),

@@ -147,7 +147,8 @@ class Scenario:
     @property
     def losses(self) -> dict[int, float]:
         """Loss of every step; for a repeated step, that of the newest attempt."""
-        return {line["step"]: line["values"]["loss"] for line, _ in read_lines(self.dir.metrics)}
+        lines = [line for line, _ in read_lines(self.dir.metrics)]
+        return {line["step"]: line["values"]["loss"] for line in lines if "loss" in line["values"]}
 
     @property
     def digest(self) -> str:

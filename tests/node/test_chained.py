@@ -216,7 +216,7 @@ def test_refused_sbatch_logs_the_chain_ahead_to_set(run: Chain, caplog: pytest.L
     assert "set resilience.chain_ahead: 5, so that `hpcaccel submit` submits all jobs" in caplog.text
     assert job.requeue() == ""  # one is pending
     run.slurm.move("102", JobState.CANCELLED)
-    assert "no further job of the chain is in the queue any more" in job.requeue()
+    assert "the chain's remaining jobs are no longer in the queue" in job.requeue()
 
 
 def test_requeue_of_the_last_job_reports_the_end_of_the_chain(run: Chain) -> None:
@@ -314,4 +314,4 @@ def test_empty_queue_does_not_remove_following_jobs(run: Chain, monkeypatch: pyt
     assert job.requeue() == ""
     for follower in ("102", "103"):
         run.slurm.move(follower, JobState.CANCELLED)
-    assert "no further job of the chain is in the queue any more" in job.requeue()
+    assert "the chain's remaining jobs are no longer in the queue" in job.requeue()

@@ -232,7 +232,7 @@ def test_skipped_tracker_is_replaced_by_a_silent_one() -> None:
     tracking.start("project", None, {})
     tracking.get("wandb", unwrap=True).watch(None)
     assert tracking.get("recorder", unwrap=False).name == "recorder"
-    with pytest.raises(RuntimeMisuse, match=r"get_tracker\('aim'\): there is no such tracker .*\(has: recorder\)"):
+    with pytest.raises(RuntimeMisuse, match=r"get_tracker\('aim'\): there is no such tracker .*\(trackers: recorder\)"):
         tracking.get("aim", unwrap=False)
     tracking.finish()
 

@@ -197,7 +197,7 @@ def test_generators_first_seen_after_a_step_are_reported_once() -> None:
     training = Training(plain(), begins=False)
     said = one_epoch(training)
     assert said == [
-        ["changes of the script's generators and unsaved buffers before its first step are unknown"],
+        ["changes to the script's generators and unsaved buffers before its first step are unknown"],
         *[[]] * 5,
     ]
     assert rng is not None

@@ -64,7 +64,9 @@ def test_unknown_profile_error_lists_the_existing_profiles(tmp_path: Path, name:
     with pytest.raises(SpecError) as caught:
         load_profile(name)
     (problem,) = caught.value.problems
-    assert problem.startswith(f"no cluster profile {name!r} (has: alps, local) in {tmp_path}/config/hpcaccel/clusters")
+    assert problem.startswith(
+        f"no cluster profile {name!r} (available: alps, local) in {tmp_path}/config/hpcaccel/clusters"
+    )
     assert name == "" or problem.endswith("Did you mean 'alps'?")
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.submission.code.package import write_loader_shield
+from hpcaccel.submission.code.package import LOADER_SHIELD, write_sitecustomize
 
 PROGRAM = (Path(__file__).parent / "programs" / "slow_loader.py").read_text()
 
 
 @pytest.fixture
 def shield(tmp_path: Path) -> Path:
-    write_loader_shield(tmp_path / "shield")
-    return tmp_path / "shield"
+    write_sitecustomize(tmp_path, LOADER_SHIELD)
+    return tmp_path / LOADER_SHIELD
 
 
 def start(folder: Path, path: list[Path]) -> subprocess.Popen[str]:

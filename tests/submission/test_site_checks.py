@@ -174,7 +174,7 @@ def test_accounts_are_not_checked_unless_slurm_enforces_them() -> None:
         ),
         (
             {"constraint": "a100&opa"},
-            "slurm.constraint 'a100&opa': no node in partition 'gpu' has feature 'opa' (has: a100, ib, v100)",
+            "slurm.constraint 'a100&opa': no node in partition 'gpu' has feature 'opa' (features: a100, ib, v100)",
         ),
         (
             {"constraint": "v100&ib"},

@@ -322,7 +322,7 @@ def test_best_of_several_metrics_needs_a_chosen_metric(place: Place) -> None:
     with pytest.raises(UserError, match=r"trial 0: loss 1, seconds 9\n  trial 1: loss 2, seconds 2$"):
         sweep.best()
     assert sweep.best(metric="seconds").trial == 1
-    with pytest.raises(UserError, match=r"'time' is not a metric of the sweep \(has: loss, seconds\)"):
+    with pytest.raises(UserError, match=r"'time' is not a metric of the sweep \(allowed: loss, seconds\)"):
         sweep.best(metric="time")
     assert [found.trial for found in sweep.status().front] == [0, 1]
 

@@ -155,7 +155,7 @@ def test_report_and_status_text_show_goodput(disturbed: Disturbed) -> None:
     ended = [line.split() for line in text.splitlines() if line.startswith("ended")]
     assert ended == [["ended", "failed", "stop", "completed"]]
     status = disturbed.cli("status", disturbed.dir.run_id)
-    assert "% of the time with nodes" in status, status
+    assert "% of the time with allocated nodes" in status, status
 
 
 # -- run directories made by hand --------------------------------------------------------------------------------------

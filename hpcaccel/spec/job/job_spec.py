@@ -311,7 +311,8 @@ class JobSpec(Section):
         If ``runtime.stop`` is not set, submission also uses ``signals`` for scripts and modules whose source uses none
         of ``Accelerator``, ``stop_gate`` and ``should_stop``.
         """
-        return self.runtime.stop or ("signals" if self.entrypoint.kind == "command" else "cooperative")
+        signals = self.entrypoint.kind == "command" and self.runtime.bridge is None
+        return self.runtime.stop or ("signals" if signals else "cooperative")
 
     @property
     def warning_seconds(self) -> int:

@@ -81,6 +81,12 @@ class RuntimeSection(Section):
         "script, or a module that it imports from its directory, uses hpcaccel.Accelerator, stop_gate or should_stop; "
         "otherwise signals.",
     )
+    bridge: Literal["transformers"] | None = Field(
+        default=None,
+        description="Add hpcaccel's callback to every Trainer of this library that the program creates, as "
+        "HpcaccelCallback does in a script: agreed stops, saves in time, figures in `status`. Needs hpcaccel in the "
+        "Python environment of the ranks.",
+    )
     compile: Flag = Field(default=False, description="Compile prepared models with torch.compile.")
     activation_checkpointing: Flag = Field(
         default=False,

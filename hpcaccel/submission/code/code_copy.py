@@ -25,7 +25,7 @@ __all__ = ["MAX_BYTES", "MAX_FILES", "SENT_CODE", "CodePlan", "copy_code", "plan
 MAX_BYTES = 200 * 1024**2
 MAX_FILES = 20_000
 SENT_CODE = ".code"
-"""Folder in ``runs_dir`` for code from other machines: for each content hash, a folder and a JSON list of its files."""
+"""Folder in ``runs_dir`` for code from other machines. It has a folder and a JSON list of files per content hash."""
 
 _NEVER = {".git", ".hg", ".svn"}
 _NO_CODE = {
@@ -33,7 +33,7 @@ _NO_CODE = {
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".DS_Store",
 }  # fmt: skip
 _OUTPUT = {"checkpoints", "wandb", "runs", "outputs", "mlruns", "lightning_logs", "tensorboard"}
-"""Names of folders with results. Their untracked files are left out, except in Python packages."""
+"""Names of folders with results. Untracked files in them are left out, unless the folder is a Python package."""
 _NO_CODE_SUFFIXES = {".pyc", ".pyo", ".sif"}
 _ET_CORE = 4
 
@@ -73,7 +73,7 @@ def plan_code(
         entrypoint: a file below ``root`` that is always copied.
         include: globs relative to ``root`` of files and folders to copy even if git or the defaults leave them out.
         exclude: globs of files or folders to leave out.
-        runs_dir: left out, except for files that ``include`` matches.
+        runs_dir: the folder of run directories, which is left out except for files that ``include`` matches.
 
     Raises:
         SpecError: the code exceeds ``MAX_BYTES`` or ``MAX_FILES``, or ``include`` has an invalid pattern.
@@ -173,7 +173,7 @@ def _base_files(root: Path, runs_dir: Path | None, exclude: Sequence[str]) -> It
 
 
 def _git_files(root: Path, *which: str) -> list[PurePosixPath] | None:
-    """Names that git lists below ``root``, or None without git or a work tree."""
+    """Names that git lists below ``root``; None if git is missing or ``root`` is not in a work tree."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         listed = subprocess.run(
@@ -276,7 +276,7 @@ def _matches(name: PurePosixPath, pattern: str) -> bool:
 
 
 def _size(path: Path) -> int | None:
-    """The size in bytes of the copy; None if the file cannot be copied (deleted files, sockets, pipes)."""
+    """The size of a file's copy in bytes; None if the file cannot be copied (deleted files, sockets, pipes)."""
     try:
         if path.is_symlink():
             return path.stat().st_size if path.is_file() else 0

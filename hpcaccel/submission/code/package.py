@@ -21,10 +21,11 @@ from hpcaccel.core.durable_files import atomic_write
 __all__ = [
     "LOADER_SHIELD",
     "RANK_SIDE",
+    "TRAINER_BRIDGE",
     "build_node_program",
-    "write_loader_shield",
     "write_node_program",
     "write_rank_side",
+    "write_sitecustomize",
 ]
 
 
@@ -54,9 +55,9 @@ def build_node_program() -> bytes:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """The bytecode of ``source`` as an unchecked hash-based pyc (PEP 552), which is not compared with the source."""
+    """The bytecode of ``source`` as an unchecked hash-based pyc (PEP 552), which Python loads without reading ``source``."""
     code = compile(source, name, "exec", dont_inherit=True)
-    # Version 2: later versions mark repeated references, which differ between runs.
+    # Marshal version 2: later versions mark repeated references, and these marks differ between runs.
     text = marshal.dumps(code, 2)
     return importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source) + text
 
@@ -66,10 +67,13 @@ def write_node_program(path: Path) -> None:
 
 
 RANK_SIDE = "rank_side"
-"""Folder in the run directory, for ranks in containers: mounted read-only, and in PYTHONPATH after the copied code."""
+"""Folder in the run directory with hpcaccel for ranks in containers: mounted read-only, in PYTHONPATH after the code."""
 
 LOADER_SHIELD = "loader_shield"
-"""Folder in the run directory, for the PYTHONPATH of ranks that are stopped by signals."""
+"""Folder in the run directory that is added to the PYTHONPATH of ranks that are stopped by signals."""
+
+TRAINER_BRIDGE = "trainer_bridge"
+"""Folder in the run directory, for the PYTHONPATH of ranks with ``runtime.bridge``."""
 
 _NOT_FOR_RANKS = {"spec", "render", "submission", "sweeps", "view", "service", "cli", "node", "templates"}
 
@@ -89,12 +93,15 @@ def write_rank_side(folder: Path) -> None:
     shutil.copytree(package, folder / package.name, ignore=leave_out)
 
 
-def write_loader_shield(folder: Path) -> None:
-    """Create ``folder`` with the shield's ``sitecustomize.py``.
+def write_sitecustomize(run: Path, name: str) -> None:
+    """Create the folder ``name`` in ``run`` with its ``sitecustomize.py``.
+
+    Args:
+        name: ``LOADER_SHIELD`` or ``TRAINER_BRIDGE``.
 
     Raises:
         OSError: the folder cannot be written.
     """
-    folder.mkdir(mode=0o750)
-    shield = Path(hpcaccel.__file__).parent / "submission" / "entrypoint" / "loader_shield"
-    shutil.copyfile(shield / "sitecustomize.py", folder / "sitecustomize.py")
+    (run / name).mkdir(mode=0o750)
+    source = Path(hpcaccel.__file__).parent / "submission" / "entrypoint" / name
+    shutil.copyfile(source / "sitecustomize.py", run / name / "sitecustomize.py")

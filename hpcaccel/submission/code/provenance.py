@@ -13,8 +13,8 @@ from pathlib import Path
 __all__ = ["SENT_COMMIT", "SENT_FROM", "GitState", "git_state", "packages", "submitted_from"]
 
 SENT_COMMIT, SENT_FROM = "HPCACCEL_SENT_COMMIT", "HPCACCEL_SENT_FROM"
-"""Environment variables for code from another machine: its commit (with a trailing + if there are changes), and
-``user@host:/directory`` of the submission."""
+"""Environment variables that are set for code from another machine: the git commit of the code, with a trailing + if
+there are uncommitted changes; and the ``user@host:/directory`` from which it was submitted."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class GitState:
 
 
 def git_state(folder: Path, *, runs_dir: Path | None = None) -> GitState | None:
-    """The commit of ``folder``, ignoring changes in ``runs_dir``; None without git or a commit.
+    """The git state of ``folder``, ignoring changes in ``runs_dir``; None if there is no git or no commit.
 
-    For code from another machine, the commit on that machine.
+    For code from another machine, this is the state on that machine.
     """
     if (sent := os.environ.get(SENT_COMMIT)) is not None:
         return GitState(sent.rstrip("+"), sent.endswith("+")) if sent else None
@@ -58,7 +58,7 @@ def packages() -> dict[str, str]:
     found = {}
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"]
-        if name:  # a partly removed package has none
+        if name:  # a partly removed package has no name
             found[name] = distribution.version
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpcaccel.core.launch_spec import LaunchComponent, LaunchSpec, LaunchStage
 from hpcaccel.errors import SpecError, UserError
 from hpcaccel.submission.code.code_copy import CodePlan, plan_code
-from hpcaccel.submission.code.package import LOADER_SHIELD, RANK_SIDE
+from hpcaccel.submission.code.package import LOADER_SHIELD, RANK_SIDE, TRAINER_BRIDGE
 from hpcaccel.submission.entrypoint.images import IMAGES, Image, launch_container
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _function_entry(function: Callable[..., Any]) -> Entry:
         return Entry(None, None)  # defined in a prompt or notebook: the pickle contains it
     path = Path(file).absolute()
     if {"site-packages", "dist-packages"} & set(path.parts) or path.is_relative_to(sysconfig.get_path("stdlib")):
-        return Entry(None, None)  # installed, also on the nodes
+        return Entry(None, None)  # an installed module, which the nodes have too
     name = module.__spec__.name if module.__spec__ is not None else module.__name__
     depth = 0 if name == "__main__" else name.count(".") + (path.name == "__init__.py")
     return Entry(path, path.parents[depth])
@@ -130,7 +130,7 @@ def launch_spec(
 
     Args:
         code: the directory of the copy that ``plan`` describes.
-        after: the runs to wait for, each as ``kind`` and ``run``.
+        after: the runs to wait for, each a mapping with the keys ``kind`` and ``run``.
         beside: the programs of the spec's components.
         image: the container's image; ``images`` is the folder that it is imported to.
         cooperative: whether the program detects stop requests through hpcaccel, according to its source.
@@ -156,6 +156,7 @@ def launch_spec(
         stop=stop,
         stop_is_default=spec.runtime.stop is None,
         loader_shield=str(code.parent / LOADER_SHIELD) if stop == "signals" else None,
+        bridge=None if spec.runtime.bridge is None else str(code.parent / TRAINER_BRIDGE),
         srun=spec.srun.extra,
         share_gpus=_share_gpus(spec),
         setup_per_node=spec.environment.setup_per_node,
@@ -222,12 +223,12 @@ def _program(spec: JobSpec, entry: Entry, plan: CodePlan | None, code: Path) -> 
 
 
 def python_of_ranks(spec: JobSpec) -> str | None:
-    """The ranks' Python. None: the first on the node's PATH once the spec's environment is set up."""
+    """The ranks' Python. None stands for the first Python on the node's PATH after the spec's environment is set up."""
     environment = spec.environment
     if environment.python is not None:
         return environment.python
     if spec.container is not None:
-        return "python3"  # the image's
+        return "python3"  # the Python in the image
     if environment.conda is not None or environment.venv is not None:
         return None
     if (environment.modules or environment.setup) and importlib.util.find_spec("torch") is None:
@@ -257,7 +258,7 @@ def check_secrets(spec: JobSpec) -> None:
 
 @contextmanager
 def secrets_from(source: SecretSource) -> Iterator[None]:
-    """Context manager: :func:`bring_secrets` calls ``source`` for missing secrets inside the block."""
+    """Context manager inside which :func:`bring_secrets` calls ``source`` for missing secrets."""
     token = _SECRETS.set(source)
     try:
         yield
@@ -266,7 +267,7 @@ def secrets_from(source: SecretSource) -> Iterator[None]:
 
 
 def bring_secrets(names: Sequence[str], *, run_id: str) -> None:
-    """Add the secrets of ``run_id`` to this process's environment, which the job inherits.
+    """Add the secrets of the run ``run_id`` to this process's environment, which the job inherits.
 
     No secret is written to disk.
 

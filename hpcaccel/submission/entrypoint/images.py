@@ -40,7 +40,7 @@ class Image:
     """The result of checking an image."""
 
     key: str
-    """For file names: a hash of the image's name and, if known, its digest; "" for an image file."""
+    """A hash of the image's name and (if known) digest, used in file names; "" if the image is a file."""
     advice: tuple[str, ...] = ()
 
 
@@ -115,7 +115,7 @@ def launch_container(
     """The ``container`` part of ``spec.json``.
 
     Args:
-        code: the copy of the code, in the directory of the run, the array or the sweep.
+        code: the copy of the code, which is a subfolder of the directory of the run, array or sweep.
         roots: folders with code that is not copied.
 
     Raises:
@@ -128,7 +128,7 @@ def launch_container(
     inside = container.workdir or str(workdir)
     own = [home, *([] if container.workdir else [workdir]), *roots, *_resumed(spec)]
     mounts = [*_same_inside(own), f"{home / RANK_SIDE}:{home / RANK_SIDE}:ro", *container.mounts]
-    # With `runtime: auto`, the node selects the runtime, and checks this for pyxis.
+    # With `runtime: auto`, the node selects the runtime, and checks the mounts if it selects pyxis.
     if container.runtime == "pyxis" and (why := unmountable_by_pyxis(mounts)) is not None:
         raise SpecError(f"container: {why}. Rename the path, or set container.runtime to apptainer")
     return LaunchContainer(
@@ -149,7 +149,7 @@ def _resumed(spec: JobSpec) -> list[Path]:
 
 
 def _same_inside(folders: Sequence[Path]) -> list[str]:
-    """Mounts of folders under the same path in the container, each folder once."""
+    """Mounts that give folders the same path in the container. A folder inside an earlier one needs no mount."""
     chosen: list[Path] = []
     for folder in folders:
         if any(character in str(folder) for character in ":,"):

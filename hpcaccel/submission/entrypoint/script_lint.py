@@ -1,7 +1,7 @@
-"""Warnings about a script that does not detect stop requests or does not resume, and a job that cannot be requeued.
+"""Warnings about a script that ignores stop requests or does not resume, and about a job that cannot be requeued.
 
-The script is not executed. It and the files that it imports from its code folder are parsed; installed modules are not.
-A script that uses hpcaccel only through installed modules counts as not using it.
+The script and the files that it imports from its code folder are parsed, not executed. Installed modules are not
+parsed: a script that uses hpcaccel only through installed modules counts as not using it.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class ImportedModules:
 def notices_stops(spec: JobSpec, entry: Entry, plan: CodePlan | None) -> bool:
     """Whether a program detects stop requests through hpcaccel.
 
-    True if it cannot be checked: functions, commands and installed modules are not parsed.
+    True if the program cannot be checked: functions, commands and installed modules are not parsed.
     """
-    if spec.entrypoint.kind in ("function", "command") or entry.file is None:
+    if spec.entrypoint.kind in ("function", "command") or entry.file is None or spec.runtime.bridge is not None:
         return True
     return used_by(entry, plan).notices_stops
 
@@ -72,7 +72,7 @@ def used_by(entry: Entry, plan: CodePlan | None) -> ImportedModules:
     """The names used by the program of ``entry``: by its file and, recursively, by its imports from the code folder.
 
     Args:
-        plan: the files that are copied; None: the code runs in place.
+        plan: the files that are copied; None if the code runs in place.
     """
     used = ImportedModules()
     if entry.file is None:
@@ -96,7 +96,7 @@ def _parse(file: Path) -> ast.Module | None:
     try:
         return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # the ranks report it
+        return None  # unreadable or not valid Python: the ranks report the error
 
 
 class _Folder:
@@ -107,12 +107,12 @@ class _Folder:
         root = entry.file.parent if entry.root is None else entry.root
         self._root = root
         self._copied = None if plan is None else {plan.root / name for name in plan.files}
-        # In the order of sys.path: the script's folder, then PYTHONPATH. `src` has packages that are installed from
-        # this folder (`pip install -e .`).
+        # In the order of sys.path: the script's folder, then PYTHONPATH. `src` may have packages that are
+        # installed from this folder (`pip install -e .`).
         self._places = list(dict.fromkeys([entry.file.parent, root, root / "src"]))
 
     def imports(self, tree: ast.Module, file: Path) -> Iterator[Path]:
-        """The files of the folder that ``file`` imports."""
+        """The files in this code folder that ``file`` imports."""
         for node in ast.walk(tree):
             for places, module, names in _imported(node, file, self._places):
                 yield from self._found(places, module, names)
@@ -135,7 +135,7 @@ class _Folder:
 
 
 def _imported(node: ast.AST, file: Path, places: list[Path]) -> Iterator[tuple[list[Path], list[str], list[str]]]:
-    """For each import: the search path, the parts of the module's name, and imported names that may be submodules."""
+    """Yield, for each import, its search path, the parts of the module's name, and names that may be submodules."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             yield places, alias.name.split("."), []
@@ -202,7 +202,7 @@ def advice(spec: JobSpec, entry: Entry, plan: CodePlan | None) -> tuple[str, ...
 
 
 def _on_torch(spec: JobSpec, used: ImportedModules, shown: str) -> tuple[str, ...]:
-    """A warning if the script needs torch but the ranks would start with hpcaccel's Python, which has none."""
+    """A warning if the script needs torch but the ranks would start with hpcaccel's Python, which lacks torch."""
     wants_it = "torch" in used.modules or "Accelerator" in used.ours
     if not wants_it or python_of_ranks(spec) != sys.executable or importlib.util.find_spec("torch") is not None:
         return ()
@@ -272,7 +272,7 @@ def refuse_expedite(spec: JobSpec, slurm: Slurm) -> None:
 
 
 def advice_on_machine(spec: JobSpec) -> tuple[str, ...]:
-    """A warning if the job starts too many ranks for this machine's cores, for the local backend."""
+    """For the local backend: a warning if the job starts too many ranks for this machine's cores."""
     ranks, cores = spec.slurm.min_nodes * spec.ranks_per_node, os.cpu_count() or 1
     if ranks <= MANY_RANKS_PER_CORE * cores:
         return ()
@@ -283,7 +283,7 @@ def advice_on_machine(spec: JobSpec) -> tuple[str, ...]:
 
 
 def advice_on_job(spec: JobSpec, slurm: Slurm, job_id: str) -> tuple[str, ...]:
-    """A warning if a job that was just submitted has lost --requeue, which a site's plugin may remove."""
+    """A warning if the cluster (such as a site's plugin) has removed --requeue from a job that was just submitted."""
     if spec.resilience.chain is not None or not spec.resilience.requeue:
         return ()
     try:

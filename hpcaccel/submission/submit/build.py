@@ -27,9 +27,10 @@ from hpcaccel.submission.code.code_copy import copy_code
 from hpcaccel.submission.code.package import (
     LOADER_SHIELD,
     RANK_SIDE,
-    write_loader_shield,
+    TRAINER_BRIDGE,
     write_node_program,
     write_rank_side,
+    write_sitecustomize,
 )
 from hpcaccel.submission.code.provenance import packages, submitted_from
 from hpcaccel.submission.jobs.critical_section import raise_on_signals
@@ -160,7 +161,9 @@ def copy_programs(place: RunDir, prepared: PreparedSubmission) -> None:
     if prepared.tasks[0].spec.container is not None:
         write_rank_side(place.path / RANK_SIDE)
     if any(task.launch.stop == "signals" for task in prepared.tasks):
-        write_loader_shield(place.path / LOADER_SHIELD)
+        write_sitecustomize(place.path, LOADER_SHIELD)
+    if any(task.launch.bridge is not None for task in prepared.tasks):
+        write_sitecustomize(place.path, TRAINER_BRIDGE)
     place.submitit.mkdir(mode=0o750)
 
 

@@ -1,12 +1,12 @@
 """Keeps torch's data-loader workers alive when a job step gets SIGTERM.
 
 Slurm sends the signal to every process of a step. A program that saves on SIGTERM still needs its workers: torch's
-handler would end them, and the program would fail ("DataLoader worker (pid …) is killed by signal"). Here a forked
-worker blocks SIGTERM, and one of its threads receives it. SIGTERM from the parent, which is how torch ends its workers,
-ends the worker as torch's handler does. SIGTERM from other processes is ignored.
+handler would end them, and the program would fail ("DataLoader worker (pid …) is killed by signal"). With this file, a
+forked worker blocks SIGTERM, and one of its threads receives the signal. SIGTERM from the parent, which is how torch
+ends its workers, ends the worker as torch's handler does. SIGTERM from other processes is ignored.
 
-Python imports this file at startup in the ranks of a run with ``runtime.stop: signals``. It uses the standard library
-only, and then imports the environment's own ``sitecustomize``, if there is one.
+Python imports this file at startup in the ranks of a run with ``runtime.stop: signals``. The file uses only the
+standard library. At its end it imports the environment's own ``sitecustomize``, if there is one.
 """
 
 import os
@@ -27,7 +27,7 @@ def _shield_worker() -> None:
 
 
 def _starts_worker() -> bool:
-    """Whether a data loader forked this process: if so, its frames are on the inherited stack."""
+    """Whether a data loader forked this process: if so, the loader's frames are on the inherited stack."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.utils.data.dataloader":
