@@ -77,9 +77,9 @@ PACKAGES = {
     "triton": "triton",
     "wandb": "wandb",
 }
-"""Import name of the package by the name in ``is_<name>_available``."""
+"""Import names of packages, by the name in ``is_<name>_available``."""
 NEEDS = {"4bit_bnb": "0.39.0", "8bit_bnb": "0.37.2", "bitsandbytes_multi_backend": "0.44.0"}
-"""Minimum version of the package, by the same name."""
+"""Minimum versions of packages, by the same names."""
 
 BACKENDS = {
     "hpu": "habana_frameworks.torch",
@@ -197,14 +197,14 @@ OPERATORS = {
 
 
 def compare_versions(library_or_version: Any, operation: str, requirement_version: str) -> bool:
-    """Compare the version of an installed package, or a version, with another version.
+    """Compare the version of an installed package, or a given version, with ``requirement_version``.
 
     Args:
         library_or_version: a package's name, or a version.
         operation: one of ``> >= == != <= <``.
 
     Raises:
-        RuntimeMisuse: ``operation`` is not one of these.
+        RuntimeMisuse: ``operation`` is unknown.
         importlib.metadata.PackageNotFoundError: the package is not installed.
     """
     if operation not in OPERATORS:

@@ -1,7 +1,8 @@
 """Accelerate's import paths that have no file here: modules created at run time, and ``__getattr__`` of other modules.
 
 ``hpcaccel.utils.operations``, ``hpcaccel.commands.launch`` and others are modules in ``sys.modules``, created when this
-module is imported. They look up names in their package; Accelerate's other names raise an error with the reason.
+module is imported. They look up names in their package. Accelerate's names that hpcaccel does not have raise an error
+with the reason.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def _add_modules(package: str, modules: Mapping[str, str], refuse_name: Callable
     """Make ``import package.<module>`` work without a file.
 
     Args:
-        modules: names by module, separated by spaces.
+        modules: for each module, its names in a string, separated by spaces.
         refuse_name: raises the error for any other name.
     """
     for module, names in modules.items():

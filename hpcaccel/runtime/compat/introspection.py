@@ -89,11 +89,11 @@ def compute_module_sizes(
     special_dtypes: Mapping[str, torch.dtype] | None = None,
     buffers_only: bool = False,
 ) -> dict[str, float]:
-    """Bytes of each tensor and of each module by name; ``""`` is the whole model.
+    """Size in bytes of each tensor and module, by name; ``""`` is the whole model.
 
     Args:
-        dtype: count floating-point tensors as if they were no wider than this.
-        special_dtypes: dtype to assume, by tensor name.
+        dtype: count elements of floating-point tensors as no larger than those of this dtype.
+        special_dtypes: dtypes to assume for single tensors, by tensor name.
     """
     sizes: defaultdict[str, float] = defaultdict(int)
     tensors = model.named_buffers() if buffers_only else named_module_tensors(model, recurse=True)
@@ -110,10 +110,11 @@ def compute_module_sizes(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[float, tuple[float, list[str]]]:
-    """Bytes of the model; bytes of its largest layer, with the names of all layers of that size.
+    """Returns the model's size in bytes, and a pair: the size of its largest layer, and the names of all layers of that
+    size.
 
-    A layer is a module that cannot be split: it has no children, or its class is in the model's
-    ``_no_split_modules``. Tensors that belong directly to another module count as layers, too.
+    A layer is a module that cannot be split: it has no children, or its class is in the model's ``_no_split_modules``.
+    A tensor that belongs directly to a module that is not a layer counts as a layer, too.
     """
     sizes = compute_module_sizes(model)
     whole = set(getattr(model, "_no_split_modules", None) or [])
@@ -137,13 +138,13 @@ def _collect(
 
 
 def id_tensor_storage(tensor: torch.Tensor) -> tuple[Any, int, int]:
-    """Identity of a tensor's storage: device, address and number of bytes."""
+    """Identifies a tensor's storage. Returns its device, its address and its size in bytes."""
     storage = tensor.untyped_storage()
     return tensor.device, storage.data_ptr(), storage.nbytes()
 
 
 def find_tied_parameters(model: nn.Module, **_: Any) -> list[list[str]]:
-    """Groups of names of the same parameter; parameters with one name are left out."""
+    """For each parameter with several names, the sorted list of these names."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
@@ -151,7 +152,8 @@ def find_tied_parameters(model: nn.Module, **_: Any) -> list[list[str]]:
 
 
 def retie_parameters(model: nn.Module, tied_params: list[list[str]]) -> None:
-    """Tie the names of each group again, to the group's first parameter that is not on the meta device."""
+    """Tie the parameters of each group again: all names get the group's first parameter that is not on the meta
+    device."""
     for group in tied_params:
         held = [model.get_parameter(name) for name in group]
         real = next((parameter for parameter in held if parameter.device.type != "meta"), None)
@@ -162,7 +164,7 @@ def retie_parameters(model: nn.Module, tied_params: list[list[str]]) -> None:
 
 
 def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -> list[Any]:
-    """All modules, children before their parents; with ``return_fqns`` as ``(name, module)``."""
+    """All modules, children before their parents; with ``return_fqns`` as pairs ``(name, module)``."""
     named = list(_bottom_up("", model))
     return named if return_fqns else [module for _, module in named]
 
@@ -206,7 +208,7 @@ def recursive_getattr(obj: Any, attr: str) -> Any:
 
 
 def merge_dicts(source: dict[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
-    """Update ``destination`` in place with ``source``, at every depth, and return it."""
+    """Update ``destination`` in place with ``source``, at every depth, and return ``destination``."""
     for key, value in source.items():
         if isinstance(value, dict):
             merge_dicts(value, destination.setdefault(key, {}))

@@ -16,7 +16,7 @@ from hpcaccel.runtime.distributed.world import World
 __all__ = ["clear_device_cache", "find_executable_batch_size", "release_memory", "should_reduce_batch_size"]
 
 SMALLER = 0.9
-"""Default ratio of the next batch size to one that did not fit."""
+"""Default ratio of the next batch size to the one that did not fit."""
 WHAT = "find_executable_batch_size"
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -24,7 +24,7 @@ _OUT_OF_MEMORY = (
     "CUDNN_STATUS_NOT_SUPPORTED",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-"""Texts in RuntimeErrors that mean that the batch is too large."""
+"""Parts of RuntimeErrors' messages that mean that the batch is too large."""
 _DONE, _TOO_LARGE = 0, 1
 
 
@@ -41,7 +41,7 @@ def clear_device_cache(garbage_collection: bool = False) -> None:
 
 
 def release_memory(*objects: Any) -> list[None]:
-    """Release unused memory, and return a None for each object: ``a, b = release_memory(a, b)`` drops both objects."""
+    """Release unused memory, and return one None per object: ``a, b = release_memory(a, b)`` drops both objects."""
     count = len(objects)
     del objects
     clear_device_cache(garbage_collection=True)
@@ -61,14 +61,14 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Any:
-    """Decorator: call the function with a batch size as its first argument, and while memory runs out, call it again
-    with a smaller batch size. All ranks use the same batch size.
+    """Decorator: call the function with a batch size as its first argument, and as long as memory runs out, call it
+    again with a smaller batch size. All ranks use the same batch size.
 
-    After each call the ranks exchange its outcome, so that all ranks return with the same size, or no rank returns. A
-    rank that runs out of memory interrupts ranks that wait for it in hpcaccel's collectives of CPU tensors and objects.
-    It cannot interrupt ranks that wait in a torch collective, such as a gradient all-reduce. If the script has prepared
-    models, the rank without memory then raises RuntimeMisuse after ``runtime.control_timeout_seconds`` (a minute by
-    default); use a smaller ``starting_batch_size``.
+    After each call the ranks exchange their outcomes, so that all ranks return with the same size, or no rank returns.
+    A rank that runs out of memory interrupts ranks that wait for it in hpcaccel's collectives of CPU tensors and
+    objects. It cannot interrupt ranks that wait in a torch collective, such as a gradient all-reduce. If the script has
+    prepared models, the rank that ran out of memory then raises RuntimeMisuse after ``runtime.control_timeout_seconds``
+    (a minute by default); use a smaller ``starting_batch_size``.
 
     Args:
         starting_batch_size: size of the first call.
@@ -95,7 +95,7 @@ def find_executable_batch_size(
 
 
 class _Search:
-    """Search for a batch size that fits; the next call starts with the size that was found."""
+    """Search for a batch size that fits. Later calls of the function start with the size that was found."""
 
     def __init__(self, function: Callable[..., Any], batch_size: int, smaller: Callable[[], int] | None) -> None:
         self.batch_size = batch_size
@@ -125,7 +125,7 @@ class _Search:
             if not should_reduce_batch_size(error):
                 # Other ranks notice the end of this process, or time out in the call in which they wait.
                 raise
-            # The traceback references the function's variables, and so the memory.
+            # The traceback references the function's variables, which keeps their memory in use.
             error.__traceback__ = None
             outcome, result = _TOO_LARGE, None
         else:

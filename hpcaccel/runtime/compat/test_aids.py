@@ -19,7 +19,7 @@ class RegressionDataset:
     """Points of ``y = a x + b`` with noise, as dictionaries with ``x`` and ``y``.
 
     Args:
-        seed: seed of numpy's generator; None: different points each time.
+        seed: seed of numpy's generator; with None the points are different each time.
     """
 
     def __init__(self, a: float = 2, b: float = 3, length: int = 64, seed: int | None = None) -> None:

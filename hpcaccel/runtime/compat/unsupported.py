@@ -132,8 +132,8 @@ class _MissingAttribute:
 
 
 def lacks(names: str) -> Callable[[Class], Class]:
-    """Class decorator: reading one of these attributes of Accelerate raises AttributeError with the reason, so that
-    ``hasattr`` is False.
+    """Class decorator: reading one of these attributes, which Accelerate's class has, raises AttributeError with the
+    reason, so that ``hasattr`` returns False.
 
     Args:
         names: keys of ``REASONS``, separated by spaces.
@@ -159,8 +159,8 @@ class _DeepSpeedPlaceholder:
 
 
 class DummyOptim(_DeepSpeedPlaceholder):
-    """Stands for an optimizer that DeepSpeed's configuration file describes."""
+    """Stands for an optimizer that a DeepSpeed configuration file describes."""
 
 
 class DummyScheduler(_DeepSpeedPlaceholder):
-    """Stands for a scheduler that DeepSpeed's configuration file describes."""
+    """Stands for a scheduler that a DeepSpeed configuration file describes."""

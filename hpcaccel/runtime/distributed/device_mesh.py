@@ -102,7 +102,8 @@ def _tensor_size(settings: Settings, handlers: Any) -> int:
 def build(layout: MeshLayout, device: torch.device, *, sharded: bool) -> DeviceMesh:
     """Create the mesh of all ranks; a collective call.
 
-    Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded``; ``dp_replicate`` is kept if no other is left.
+    Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded`` is set. If all are omitted, the mesh has only
+    ``dp_replicate``.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -127,7 +128,7 @@ def _clear_mesh_caches() -> None:
         clear: Any = import_module(module)
         for part in name.split("."):
             clear = getattr(clear, part, None)
-        if clear is not None:  # not every torch version has all of them
+        if clear is not None:  # not every torch version has both functions
             clear()
 
 
@@ -143,13 +144,15 @@ def tensor_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether ``value`` is a DTensor. Imports nothing: before torch's module is imported, there are no DTensors."""
+    """Whether ``value`` is a DTensor. Does not import ``torch.distributed.tensor``: until it is imported, no DTensor
+    can exist."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor of a DTensor (a collective call of its ranks). Other tensors are returned unchanged."""
+    """The full tensor of a DTensor, gathered in a collective call of its mesh's ranks. Other tensors are returned
+    unchanged."""
     whole: torch.Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
     return whole
 
@@ -161,10 +164,10 @@ _NONE = ("-1", "NoDevFiles")
 
 
 def choose_device(env: RankEnvironment, *, cpu: bool) -> torch.device:
-    """The rank's device: its one visible GPU, or the GPU with its local rank's index, or the CPU. A GPU becomes torch's
-    current device.
+    """The rank's device: its only visible GPU, the GPU whose index is its local rank, or the CPU. A GPU is also made
+    torch's current device.
 
-    With ``HPCACCEL_GPUS_PER_TASK=all``: the first of the rank's GPUs.
+    With ``HPCACCEL_GPUS_PER_TASK=all``, the device is the first of the rank's GPUs.
 
     Raises:
         RankEnvironmentError: this node has fewer visible GPUs than ranks, or this Slurm task would leave GPUs idle.

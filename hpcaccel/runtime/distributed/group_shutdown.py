@@ -22,8 +22,8 @@ READ_SECONDS = 2.0
 
 
 class EndBarrier:
-    """Barrier at the end of the program, through the ranks' store: a collective could pair with a different collective
-    of another rank that is not at its end yet.
+    """Barrier at the end of the program. It uses the ranks' store, because a collective could be matched with a
+    different collective of a rank that has not reached its end yet.
 
     Args:
         store: a ``torch.distributed`` store that all ranks share.
@@ -41,7 +41,7 @@ class EndBarrier:
         """Wait until all ranks have called ``wait`` as often as this rank.
 
         Returns:
-            None if all ranks arrived within ``seconds``, else the reason to stop waiting.
+            None if all ranks arrived within ``seconds``, else the reason why this rank stopped waiting.
         """
         self._round += 1
         key, deadline, pause = f"end/{self._round}", time.monotonic() + seconds, FIRST_POLL_SECONDS
@@ -71,7 +71,8 @@ class EndBarrier:
 
 
 def settle() -> None:
-    """Sleep, which releases the GIL, until all other threads of this process sleep too; at most ``SETTLE_SECONDS``."""
+    """Sleep, which releases the GIL, until all other threads of this process sleep too, for at most
+    ``SETTLE_SECONDS``."""
     deadline = time.monotonic() + SETTLE_SECONDS
     quiet = 0
     while quiet < QUIET_POLLS and time.monotonic() < deadline:
@@ -102,7 +103,7 @@ def keep_groups() -> None:
     for group in list(dist.distributed_c10d._world.pg_map):
         if id(group) not in _kept:
             _kept.add(id(group))
-            # Leak a reference. One in a module's list would be released when Python clears its modules.
+            # Leak a reference. A reference in a module's list would be released when Python clears its modules.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 

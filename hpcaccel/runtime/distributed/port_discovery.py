@@ -61,7 +61,7 @@ class PortDiscovery:
 
     @classmethod
     def open(cls, name: str, ports: Sequence[int], store_port: int) -> PortDiscovery | None:
-        """The service on the first free port; None if none is free."""
+        """Start the service on the first free port of ``ports``. Returns None if none is free."""
         for port in ports:
             listener = _listen(port)
             if listener is not None:
@@ -124,8 +124,8 @@ def find_store(
         Address and port of the store.
 
     Raises:
-        RankEnvironmentError: no response within the timeout, or the host name could not be resolved for
-            ``NAME_SECONDS``.
+        RankEnvironmentError: rank 0's service did not respond within the timeout, or the host name could not be
+            resolved for ``NAME_SECONDS``.
     """
     started = time.monotonic()
     pause, warned = 0.05, False
@@ -162,7 +162,8 @@ def _summary(found: dict[int, str]) -> str:
 
 
 def query(name: str, host: str, port: int) -> tuple[str, int] | str:
-    """Address and port of the store of group ``name``; otherwise a message about what was found at ``port``."""
+    """Query the service at ``host`` and ``port``. Returns the address and port of the store of the group ``name``, or a
+    message about what was found instead."""
     try:
         with socket.create_connection((host, port), timeout=RESPONSE_SECONDS) as connection:
             connection.sendall(f"hpcaccel {name}\n".encode())
@@ -183,7 +184,7 @@ def query(name: str, host: str, port: int) -> tuple[str, int] | str:
 
 
 def _read_line(connection: socket.socket) -> str:
-    """The next line from ``connection``, without its end; empty if the line is too long or incomplete."""
+    """The next line from ``connection``, without the newline; empty if the line is too long or incomplete."""
     text = b""
     while not text.endswith(b"\n") and len(text) < LONGEST_LINE:
         piece = connection.recv(LONGEST_LINE - len(text))

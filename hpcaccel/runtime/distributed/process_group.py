@@ -5,7 +5,7 @@ collectives, and GPU tensors in hpcaccel's collectives. The control group (gloo)
 checkpoints. A further gloo group is for CPU tensors and objects in hpcaccel's collectives, and for comparing
 these calls between ranks.
 
-The rendezvous store lives as long as the process. Each time groups are created, their keys get a new prefix.
+The rendezvous store lives as long as the process. Each time groups are created, their store keys get a new prefix.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ __all__ = ["RankGroup", "choose_device", "initialise_alone", "join", "known_envi
 TIMEOUT_SECONDS = 1800.0
 """Timeout of the control group; default timeout of the rendezvous, the default group and the script's collectives."""
 GLOO_MARGIN_SECONDS = 60.0
-"""Difference between gloo's timeout and the watchdog's, which is shorter."""
+"""Time by which gloo's timeout exceeds the watchdog's."""
 EXIT_WAIT_SECONDS = 1800.0
-"""How long a rank waits for the other ranks at the end of the program. Another rank may still be working, and srun with
-``--wait=60``, as hpcaccel starts it, kills all ranks a minute after the first exit. A supervisor detects hangs earlier.
-"""
+"""How long a rank waits for the other ranks at the end of the program. Other ranks may still be working, and hpcaccel
+starts srun with ``--wait=60``, which kills all ranks a minute after the first one exits. A supervisor detects hangs
+earlier."""
 
 _own_group: Any = None
 """The default group, if it was created here and not by the script."""
 _joins = 0
 """Number of calls to ``join`` with several ranks; the same on all ranks."""
 _exported: tuple[int, RankEnvironment] | None = None
-"""Process id and rank environment of the latest ``_export``."""
+"""Process id and rank environment in the latest call of ``_export``."""
 
 
 @dataclass(frozen=True)
 class RankGroup:
     """The ranks that train together. ``control`` and ``calls`` are None for a single process.
 
-    ``control`` is for the stop agreement and checkpoints, ``calls`` for the script's collectives: the two never mix,
-    even if only some ranks make a call. ``data_rank`` of ``data_size`` is this rank's part of the data; tensor-parallel
-    ranks share one part.
+    ``control`` is for the stop agreement and checkpoints, ``calls`` for the script's collectives, so that the two never
+    mix, even if only some ranks make a call. Of ``data_size`` parts of the data, this rank reads part ``data_rank``;
+    tensor-parallel ranks share one part.
     """
 
     env: RankEnvironment
@@ -62,7 +62,7 @@ class RankGroup:
     store: Any | None = None
     tensor_size: int = 1
     default: Any | None = None
-    """The default group at creation. Once torch's default group is another one, these groups have been destroyed."""
+    """torch's default group at creation. If torch has another one by now, these groups have been destroyed."""
     timeout: timedelta = timedelta(seconds=TIMEOUT_SECONDS)
     """Timeout of the script's collectives, and of a default group created by hpcaccel."""
     exchange: Exchange | None = None
@@ -131,7 +131,8 @@ class RankGroup:
             self.exchange.call(what)
 
     def publish_failure(self, error: BaseException) -> None:
-        """Publish this rank's failure (``error``) to the waiting ranks. At exit this rank does not wait for them."""
+        """Publish for the other ranks that this rank failed with ``error``. This rank will not wait for them at
+        exit."""
         if self.exchange is not None:
             from hpcaccel.runtime.distributed.collectives.call_site import site_of
 
@@ -141,7 +142,7 @@ class RankGroup:
             keep_groups()
 
     def wait_at_exit(self) -> bool:
-        """Wait for all ranks to reach the end of the program, up to ``EXIT_WAIT_SECONDS``. Returns whether they did."""
+        """Wait up to ``EXIT_WAIT_SECONDS`` for all ranks to reach the end of the program. Returns whether all did."""
         if self.exchange is None:
             return True
         watchdog = self.exchange.watchdog
@@ -161,7 +162,7 @@ class RankGroup:
         return True
 
     def leave(self, *, whole: bool = False) -> None:
-        """Destroy the groups. Call it right after a barrier of all ranks: a rank that leaves early makes others abort.
+        """Destroy the groups. Call this right after a barrier of all ranks: leaving early would make other ranks abort.
 
         A default group that the script has created is kept unless ``whole`` is set.
         """
@@ -187,11 +188,11 @@ def join(
     init_method: str | None = None,
     timeout: timedelta | None = None,
 ) -> RankGroup:
-    """Create the groups of several ranks. A default group that the script has created is reused.
+    """Create the process groups (none for a single process). A default group that the script has created is reused.
 
     Args:
         backend: name of a torch backend; default: NCCL for GPU tensors, gloo for CPU tensors.
-        init_method: torch's URL of the rendezvous (``tcp://``, ``file://``), instead of the environment's.
+        init_method: a rendezvous URL for torch (``tcp://``, ``file://``), used instead of the address in ``env``.
         timeout: timeout of the rendezvous, of the default group and of the script's collectives.
 
     Raises:
@@ -250,7 +251,7 @@ def _device_id(device: torch.device) -> dict[str, Any]:
 def _create_default_group(
     env: RankEnvironment, device: torch.device, backend: str, init_method: str | None, timeout: timedelta
 ) -> None:
-    """Rendezvous, then ``init_process_group``, whose errors become ``RankEnvironmentError``."""
+    """Run the rendezvous, then call ``init_process_group``. Its errors are raised as ``RankEnvironmentError``."""
     global _own_group
     from hpcaccel.runtime.distributed.rendezvous import base_store
 
@@ -269,7 +270,7 @@ def _create_default_group(
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME select the network interface"
         ) from error
     if _joins > 1:
-        sys.excepthook = hook  # torch adds a hook with a new prefix each time
+        sys.excepthook = hook  # each init_process_group() adds another hook with its own prefix
     _own_group = dist.group.WORLD
 
 

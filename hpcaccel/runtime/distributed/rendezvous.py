@@ -4,8 +4,8 @@ If the port is given (torchrun, hpcaccel's supervisor, MASTER_PORT), the store l
 certain to be free, so the store takes any free port and ``port_discovery`` publishes it. Rank 0 may start minutes after
 the other ranks.
 
-After the check-in, gloo is configured with a network interface that other nodes can reach, if gloo's default interface
-is not reachable.
+After the check-in, if other nodes cannot reach gloo's default network interface, gloo is configured with an interface
+that they can reach.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def _at_discovered_port(env: RankEnvironment, timeout: timedelta) -> Any:
 
 
 def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
-    """Register this rank in the store. Rank 0 waits for all ranks, so that its error lists the missing ones.
+    """Register this rank in the store, and wait until all ranks have registered. Rank 0's error lists the missing
+    ranks. Returns the store with this group's key prefix.
 
     Raises:
         RankEnvironmentError: ranks are missing, or two processes have the same rank.
@@ -185,9 +186,9 @@ class GlooInterface:
     """Selects gloo's network interface, on nodes where gloo would choose a loopback interface.
 
     Gloo listens at the address of the node's host name, which on many systems is a loopback address that other nodes
-    cannot reach. Ranks not on rank 0's node use the interface of the route to that node, and publish their address;
-    ranks on rank 0's node use the interface of the route to the published address. GLOO_SOCKET_IFNAME overrides the
-    choice.
+    cannot reach. Ranks that are not on rank 0's node use the interface of the route to that node, and publish their
+    address. Ranks on rank 0's node use the interface of the route to the published address. GLOO_SOCKET_IFNAME
+    overrides the choice.
     """
 
     def __init__(self, env: RankEnvironment, store: Any) -> None:
@@ -228,7 +229,7 @@ def address_is_loopback(address: str) -> bool:
 
 
 def own_address_towards(host: str) -> str | None:
-    """This node's address on the route to ``host``; None if there is no route or no such host. Sends nothing to it."""
+    """This node's address on the route to ``host``; None if there is no route or no such host. Sends no data."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, ANY_PORT, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as connected:

@@ -37,10 +37,10 @@ class RankSplit:
 
 
 def split(value: Any, *, rank: int, ranks: int, apply_padding: bool) -> tuple[Any, RankSplit]:
-    """This rank's part of ``value`` (for a dataset without ``select``: a ``Subset``), and the split.
+    """Returns this rank's part of ``value``, and the split. The part of a dataset without ``select`` is a ``Subset``.
 
-    Padding repeats the last item, so that all parts have the same length; without padding a part may be empty.
-    ``value`` is not modified.
+    With ``apply_padding`` the last item is repeated so that all parts have the same length; otherwise a part may be
+    empty. ``value`` is not modified.
 
     Raises:
         RuntimeMisuse: ``value`` cannot be split; see ``refuse_unsplittable``.
@@ -55,8 +55,8 @@ def refuse_unsplittable(value: Any) -> None:
     """Check that ``value`` can be split.
 
     Raises:
-        RuntimeMisuse: ``value`` is neither a list, tuple, tensor or dataset with a length, nor a dict of these with
-            equal lengths.
+        RuntimeMisuse: ``value`` is not a list, a tuple, a tensor with at least one dimension, a dataset with a length,
+            or a dict of these with equal lengths.
     """
     _length(value)
 

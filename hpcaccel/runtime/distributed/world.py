@@ -28,11 +28,12 @@ __all__ = ["World", "place_in_scripts_group"]
 
 
 class World:
-    """The world of this process. ``current`` creates it; after ``destroy`` the next ``current`` creates another one.
+    """This process's rank environment, device and process groups. The first call of ``current`` creates the world;
+    after ``destroy`` the next call creates another one.
 
     Raises:
-        RankEnvironmentError: the environment describes no valid group of ranks, this node's GPUs are too few or would
-            stay idle, or the rendezvous failed.
+        RankEnvironmentError: the environment describes no valid group of ranks; this node has too few GPUs, or some
+            would stay idle; or the rendezvous failed.
         RuntimeMisuse: the backend is not available.
     """
 
@@ -42,7 +43,7 @@ class World:
     def __init__(self, *, cpu: bool, backend: str | None, init_method: str | None, timeout: timedelta) -> None:
         World._generations += 1
         self.generation = World._generations
-        """Number of this world in its process: distinguishes objects prepared for it from older ones."""
+        """Number of this world in this process, by which objects prepared for an earlier world are recognised."""
         self.env = process_group.known_environment() or rank_env.detect()
         if dist.is_initialized():
             self.env = place_in_scripts_group(self.env)
@@ -111,7 +112,7 @@ class World:
 
     @property
     def backend(self) -> str | None:
-        """The backend for tensors on the device; None without a default group."""
+        """Name of the backend for tensors on this rank's device; None if there is no default group."""
         if not dist.is_initialized():
             return None
         names = dict(part.partition(":")[::2] for part in dist.get_backend_config().split(",") if ":" in part)
@@ -137,16 +138,16 @@ class World:
 
     @property
     def store(self) -> Any:
-        """The default group's store, with a key prefix of this world; None for a single process."""
+        """The default group's store, with a key prefix for this world; None for a single process."""
         return self.group.store
 
     def form_group_of_one(self) -> None:
-        """Create the default group of a single process, which sharding needs, if there is none."""
+        """Create a default group for a single process if there is none. Sharding needs a default group."""
         if not dist.is_initialized():
             process_group.initialise_alone(self.device, self.timeout)
 
     def forget(self) -> None:
-        """Make the next ``current`` create another world."""
+        """Make the next call of ``current`` create another world."""
         atexit.unregister(self._at_exit)
         if World._current is self:
             World._current = None
@@ -159,7 +160,8 @@ class World:
         self.forget()
 
     def _at_exit(self) -> None:
-        """Shut down a program without a session. After an exception, do not wait for the other ranks."""
+        """Shut down the groups if the program has no training session. After an exception, do not wait for the other
+        ranks."""
         if not self.has_session and self.group.is_alive:
             failure = getattr(sys, "last_value", None)
             if failure is not None:

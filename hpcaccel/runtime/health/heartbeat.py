@@ -33,7 +33,8 @@ __all__ = ["Activity", "ActivitySource", "Heartbeat", "RankStatus", "start_heart
 INTERVAL_SECONDS = 10.0
 """Time between two beats. HPCACCEL_HEARTBEAT_SECONDS overrides it."""
 WRITES_PER_SECOND = 100
-"""Maximum for all ranks together: in large runs each rank writes less often, to spare the file system."""
+"""Maximum number of writes by all ranks together: in large runs each rank writes less often, to spare the file
+system."""
 STEP_TIME_BEATS = 30
 """Maximum number of beats from which the time per step is computed."""
 
@@ -71,7 +72,7 @@ class RankStatus:
         self.first_step = 0
         """Step at which the current loop started."""
         self.left_at: str | None = None
-        """``file:line`` where the script last left a loop early; None if it has trained since."""
+        """``file:line`` where the script last left a loop early; None if it never did or has trained since."""
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
@@ -81,7 +82,7 @@ class RankStatus:
         self.phase = before
 
     def train(self, step: int) -> None:
-        """Record that a loop starts to train at ``step``."""
+        """Record that a training loop starts at ``step``."""
         self.phase, self.first_step = "training", step
 
 
@@ -100,7 +101,7 @@ class Heartbeat:
         self.interval_seconds = max(wanted, world_size / WRITES_PER_SECOND)
         self._number = 0
         self._steps: deque[tuple[float, int]] = deque(maxlen=STEP_TIME_BEATS)
-        """(time, step) of the heartbeats at which the step had changed."""
+        """Pairs (time, step), one for each heartbeat at which the step number had changed."""
         self._warned = False
         self._stacks = StackDumper(run.stacks(attempt), rank)
         self._stragglers = StragglerWatch(run, attempt) if rank == 0 else None
@@ -111,12 +112,13 @@ class Heartbeat:
         make_folder(self._path.parent)
         self._stacks.register()
         self._thread.start()
-        # Registered before the training's own exit handlers, so it runs after them: they can take long.
+        # Registered before the training's exit handlers and so called after them: they can take long, and the heartbeat
+        # must continue meanwhile.
         atexit.register(self._stopped.set)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread is running; False in a process forked from the one that started it."""
+        """Whether the thread is running; False in a forked child of the process that started the thread."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -187,8 +189,8 @@ def _touch(path: Path) -> None:
 
 
 def start_heartbeat(run: RunDir | None, attempt: int) -> Heartbeat | None:
-    """Start the heartbeat of this process unless it is running. Returns None if this is not a rank of a run, or on an
-    error."""
+    """Start this process's heartbeat unless it is running already, and return it. Returns None if this process is not a
+    rank of a run, or if the heartbeat cannot be started."""
     global _running
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if run is None or rank is None or world_size is None:

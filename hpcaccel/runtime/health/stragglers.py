@@ -35,14 +35,14 @@ SHARE = 0.05
 TIMES = 2
 """Number of consecutive measurements in which a rank must be slow before it is reported."""
 SAMPLE_STEPS = 5
-"""On GPUs, events are recorded in every fifth step."""
+"""On GPUs, a rank's own time is measured in every fifth step only."""
 
 
 class OwnTime:
     """This rank's own time per step, and the latest own times of all ranks.
 
     Args:
-        device: the rank's device; on a GPU, device time is measured, except with ``until_batch``.
+        device: the rank's device; on a GPU, device time is measured, unless ``until_batch`` is set.
         until_batch: whether the own time ends when the batch has arrived, because the forward pass waits for other
             ranks.
     """
@@ -50,7 +50,8 @@ class OwnTime:
     def __init__(self, device: torch.device, *, until_batch: bool) -> None:
         self.until_batch = until_batch
         self.all_ranks: tuple[int, list[int], float] | None = None
-        """(step, microseconds per rank with 0 for not measured, seconds per step), read by the heartbeat's thread."""
+        """Tuple of the step, each rank's own time in microseconds (0: not measured), and the seconds per step. Read by
+        the heartbeat's thread."""
         self._batch_at = 0.0
         self._on_device = device.type == "cuda" and not until_batch
         self._since = 0.0
@@ -63,7 +64,7 @@ class OwnTime:
 
     @classmethod
     def of(cls, group: RankGroup, settings: Settings) -> OwnTime | None:
-        """The measurement for this rank; None for a single process."""
+        """An ``OwnTime`` for this rank; None for a single process."""
         if group.world_size == 1:
             return None
         return cls(group.device, until_batch=settings.strategy == "fsdp" or group.tensor_size > 1)
@@ -83,7 +84,7 @@ class OwnTime:
             self._batch_at = time.perf_counter()
 
     def discard(self) -> None:
-        """Discard the measurement in progress, because the end of the step was reported too late."""
+        """Discard the measurement in progress. Called if the end of a step was reported too late."""
         self._since, self._open = 0.0, None
 
     def backward_begins(self) -> None:
@@ -97,7 +98,8 @@ class OwnTime:
             self._open = None
 
     def take(self) -> int:
-        """The median since the last call, in microseconds; 0 if nothing was measured. Starts the next measurement."""
+        """The median own time since the last call, in microseconds; 0 if nothing was measured. Starts a new series of
+        measurements."""
         now = time.perf_counter()
         self.step_seconds = (now - self._window) / max(1, self._steps)
         self._window, self._steps = now, 0
@@ -112,7 +114,7 @@ class OwnTime:
 
 
 def _median(values: Sequence[float]) -> float:
-    """The median; the lower of the two middle values if their number is even."""
+    """The median; the lower of the two middle values if the number of values is even."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
@@ -125,7 +127,8 @@ def _event() -> Any:
 
 
 def slow_ranks(microseconds: Sequence[int], step_seconds: float) -> dict[int, float]:
-    """The slow ranks, with the ratio of own time to median. With two ranks, the faster one's time is the median."""
+    """The slow ranks, each with the ratio of its own time to the median. Of two ranks, the faster one's time is the
+    median."""
     known = [value for value in microseconds if value]
     if len(known) < 2:
         return {}
@@ -138,7 +141,8 @@ def slow_ranks(microseconds: Sequence[int], step_seconds: float) -> dict[int, fl
 
 
 class StragglerWatch:
-    """Logs changes in the set of slow ranks, also to ``stragglers.jsonl``. Runs on rank 0 in the heartbeat's thread."""
+    """Prints changes in the set of slow ranks and appends them to ``stragglers.jsonl``. Runs on rank 0 in the
+    heartbeat's thread."""
 
     def __init__(self, run: RunDir, attempt: int) -> None:
         self._run, self._attempt = run, attempt
@@ -155,7 +159,7 @@ class StragglerWatch:
         slow = slow_ranks(times, step_seconds)
         self._counts = {rank: self._counts.get(rank, 0) + 1 for rank in slow}
         lasting = {rank for rank, count in self._counts.items() if count >= TIMES}
-        # A reported rank remains reported until one measurement is normal.
+        # A reported rank remains reported until it is normal in a measurement.
         lasting |= self._reported & set(slow)
         if lasting != self._reported:
             self._reported = lasting

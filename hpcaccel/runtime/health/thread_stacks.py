@@ -1,8 +1,8 @@
 """Stacks of this rank's threads: the position of one thread, and dumps of all of them.
 
-Dumps are written to ``attempts/<n>/stacks/<rank>.txt``. The supervisor requests a dump by increasing the number in
-the file ``asked`` in that folder, and the heartbeat thread writes it. If C code holds the GIL, this thread cannot run;
-the supervisor then sends SIGURG, whose handler is C code and does not need the GIL. Processes without that handler
+Dumps are written to ``attempts/<n>/stacks/<rank>.txt``. The supervisor requests a dump by increasing the number in the
+file ``asked`` in that folder, and the heartbeat's thread writes the dump. If C code holds the GIL, this thread cannot
+run; the supervisor then sends SIGURG, whose handler is C code and does not need the GIL. Processes without that handler
 (data-loader workers, programs started by the script, ranks without the runtime) ignore SIGURG by default.
 """
 
@@ -39,12 +39,12 @@ _WAITING = (
 
 
 class ThreadPosition(NamedTuple):
-    """Position of a thread. While it does not move, its fingerprint remains the same."""
+    """Position of a thread. While the thread does not move, the fingerprint remains the same."""
 
     fingerprint: int
     """Hash of all frames with their current instructions."""
     site: str
-    """``file:line`` of the script."""
+    """``file:line`` of the thread's innermost frame in the script."""
     waits: bool
     """Whether the thread waits for other ranks or for the GPU."""
 
@@ -72,7 +72,7 @@ class StackDumper:
 
     def register(self) -> None:
         make_folder(self._folder)
-        # Never closed: faulthandler keeps the file descriptor.
+        # Never closed: faulthandler keeps using the file descriptor.
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._folder / f"{self._rank}.txt", flags, 0o640)
         self._handled = self._last_request()
@@ -99,5 +99,5 @@ class StackDumper:
 
 
 def _unregister() -> None:
-    """Unregister the handler in a forked worker, which would write into its rank's file."""
+    """Unregister the handler in a forked worker, because it would write to the file of the worker's rank."""
     faulthandler.unregister(SIGNAL)

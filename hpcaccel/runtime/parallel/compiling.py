@@ -1,4 +1,5 @@
-"""``torch.compile`` for prepared models: of a whole model after wrapping, or of its repeated blocks before wrapping."""
+"""``torch.compile`` for prepared models: for the whole model after wrapping, or for its repeated blocks before
+wrapping."""
 
 from __future__ import annotations
 
@@ -16,11 +17,11 @@ __all__ = ["compile_blocks", "compile_whole", "hold_signals", "is_compiled", "op
 
 
 def options_of(wish: Any, *, setting: bool = False) -> dict[str, Any] | None:
-    """Arguments of ``torch.compile``, plus ``regional`` (compile repeated blocks one by one); None: do not compile.
+    """Arguments of ``torch.compile``, plus ``regional`` (compile repeated blocks one by one); None to compile nothing.
 
     Args:
         wish: a ``TorchDynamoPlugin``, the name of a backend, or None.
-        setting: whether the spec enables compilation.
+        setting: whether the spec enables compilation; used if ``wish`` is None.
 
     Raises:
         RuntimeMisuse: torch has no such backend.
@@ -52,7 +53,7 @@ def _check(backend: str) -> None:
         RuntimeMisuse: torch has no such backend.
     """
     if backend in ("inductor", "eager", "aot_eager"):
-        return  # saves importing the compiler, which takes a second
+        return  # avoids importing the compiler, which takes a second
     from torch._dynamo import list_backends
 
     known = list_backends(exclude_tags=())
@@ -71,7 +72,7 @@ def compile_whole(model: nn.Module, options: dict[str, Any]) -> nn.Module:
 
 
 def compile_blocks(model: nn.Module, options: dict[str, Any]) -> bool:
-    """Compile the repeated blocks in place; equal blocks can share a compilation. Returns False if there are none."""
+    """Compile the repeated blocks in place; equal blocks can share a compilation. Returns whether there are any."""
     found = repeated_blocks(model)
     arguments = {name: value for name, value in options.items() if name != "regional"}
     for block in found:
@@ -86,9 +87,9 @@ def is_compiled(model: Any) -> bool:
 
 
 def strip(model: nn.Module) -> tuple[nn.Module, Any]:
-    """The module inside ``torch.compile``'s wrapper, and the function that wraps another module in the same way.
+    """Returns the module inside ``torch.compile``'s wrapper, and a function that wraps another module in the same way.
 
-    Without a wrapper: ``model`` and None.
+    Returns ``model`` and None if ``model`` is not such a wrapper.
     """
     if not is_compiled(model):
         return model, None
@@ -97,7 +98,7 @@ def strip(model: nn.Module) -> tuple[nn.Module, Any]:
 
 
 def hold_signals() -> None:
-    """From now on, during each compilation by torch, block the stop signals that have handlers.
+    """Register torch callbacks that block the stop signals that have handlers, during each compilation.
 
     Has no effect if torch's compiler is not imported yet.
 
@@ -116,7 +117,7 @@ _held: list[set[signal.Signals]] = []
 
 
 def _hold(*_: Any) -> None:
-    # Only signals with a handler: a program with the default handling must end at once.
+    # Only signals with a handler: a signal with the default action must end the program at once.
     handled = {number for number in SIGNALS if callable(signal.getsignal(number))}
     _held.append(handled - set(signal.pthread_sigmask(signal.SIG_BLOCK, handled)))
 

@@ -25,8 +25,9 @@ class PreparedDDP(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-        # DDP broadcasts buffers before a forward only if require_forward_param_sync is set: if the previous one was a
-        # training forward. An evaluation on a single rank must not change the flag, or the next broadcast would hang.
+        # DDP broadcasts buffers before a forward only if require_forward_param_sync is set, that is, if the previous
+        # forward was a training forward. An evaluation on a single rank must not change the flag, or the next broadcast
+        # would hang.
         flag = self.require_forward_param_sync
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -52,7 +53,8 @@ class PreparedDDP(DistributedDataParallel):
 
 
 def wrap(model: nn.Module, group: RankGroup, settings: Settings, handler: Any = None) -> nn.Module:
-    """Wrap a model with trainable parameters in DDP; other models, and models of a single process, are unchanged.
+    """Wrap a model with trainable parameters in DDP. Other models, and models of a single process, are returned as they
+    are.
 
     Args:
         handler: a ``DistributedDataParallelKwargs``, or None.
@@ -70,7 +72,7 @@ def wrap(model: nn.Module, group: RankGroup, settings: Settings, handler: Any = 
     if settings.deterministic:
         # After the first backward DDP rearranges its buckets in the order in which gradients arrived, so a resumed run
         # would sum its first steps in another order than an uninterrupted one. Searching for unused parameters disables
-        # that (and makes torch warn once, from C++, that it found none).
+        # the rearrangement (and makes torch warn once, from C++, that it found none).
         options["find_unused_parameters"] = True
     prepared = PreparedDDP(model, device_ids=[group.device.index] if group.device.type == "cuda" else None, **options)
     if handler is not None:
@@ -86,7 +88,7 @@ def unwrap(
     Other modules are returned unchanged, including sharded models, which are the user's own module already.
 
     Args:
-        keep_fp32_wrapper: keep the mixed-precision forward; False: restore the module's own forward.
+        keep_fp32_wrapper: keep the mixed-precision forward; if False, restore the module's own forward.
         keep_torch_compile: wrap the result with ``torch.compile`` again.
         recursive: also remove wrappers inside the module, in place.
     """

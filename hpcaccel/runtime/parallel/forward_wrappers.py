@@ -1,4 +1,4 @@
-"""Wrappers around the forward of a module instance, which keep its class, names and parameters."""
+"""Wrappers around the forward of a module instance. The module keeps its class, its parameters and their names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ForwardWrapper", "RecomputedForward", "put_around", "recompute", "ta
 
 
 class ForwardWrapper:
-    """Replaces the forward of one module. It is copied and pickled with its module."""
+    """Replaces the forward of one module. A copy or pickle of the module includes the wrapper."""
 
     def __init__(self, inner: Callable[..., Any]) -> None:
         self.inner = inner
@@ -32,14 +32,14 @@ A = TypeVar("A", bound=ForwardWrapper)
 
 
 def put_around(module: nn.Module, make: Callable[[Callable[..., Any]], A]) -> A:
-    """Replace the forward of ``module`` by ``make(forward)``."""
+    """Replace the forward of ``module`` with ``make(forward)``, and return the new forward."""
     around = make(module.forward)
     module.forward = around
     return around
 
 
 def take_off(module: nn.Module, kind: type[ForwardWrapper]) -> None:
-    """Remove all wrappers of class ``kind``; other wrappers remain."""
+    """Remove all wrappers of class ``kind`` from the forward of ``module``; other wrappers remain."""
     outer: ForwardWrapper | None = None
     current: Any = module.__dict__.get("forward")
     while isinstance(current, ForwardWrapper):

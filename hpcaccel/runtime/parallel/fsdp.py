@@ -1,7 +1,7 @@
 """Sharding of a model over the ranks with torch's ``fully_shard`` (FSDP2), block by block.
 
-All ranks start from rank 0's parameters and buffers, because scripts may seed per rank. They are broadcast one block at
-a time, so that a GPU does not need memory for the whole model.
+All ranks start from rank 0's parameters and buffers, because a script may seed each rank differently. These tensors are
+broadcast one block at a time, so that a GPU does not need memory for the whole model.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
 ]
 
 Shards = WeakIdKeyDictionary
-"""The sharded parameter for each whole parameter, with weak references to the whole parameters."""
+"""Maps whole parameters, through weak references, to their sharded parameters."""
 
 Tensors = WeakIdKeyDictionary
-"""A set of tensors, by identity, with weak references: it keeps no tensor in memory."""
+"""A set of tensors, by identity. Its references are weak, so that it keeps no tensor in memory."""
 
 Kept = list[tuple[nn.Parameter, nn.Parameter]]
-"""Pairs: a sharded parameter of the earlier training, and the empty whole parameter that replaces it."""
+"""Pairs of a sharded parameter of the earlier training and the empty whole parameter that replaces it."""
 
 _OF_FULLY_SHARD = "__composable_api_state_key"
 """Prefix of ``fully_shard``'s keys in a module's dictionary."""
@@ -125,7 +125,8 @@ def _tensors(model: nn.Module) -> Iterable[torch.Tensor]:
 
 
 def _share(module: nn.Module, group: RankGroup, *, empty: Tensors, done: Tensors) -> None:
-    """Broadcast rank 0's values of this module's tensors, except those in ``empty`` and ``done``; extends ``done``."""
+    """Broadcast rank 0's values of this module's tensors, except tensors in ``empty`` and ``done``, and add them to
+    ``done``."""
     if group.world_size == 1:
         return
     if any(tensor.is_meta and tensor not in empty for tensor in _tensors(module)):
@@ -146,7 +147,8 @@ def _share(module: nn.Module, group: RankGroup, *, empty: Tensors, done: Tensors
 
 
 def _broadcast(tensor: torch.Tensor, group: RankGroup) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """The running broadcast, the tensor that it fills, and the tensor to copy the values to."""
+    """Start a broadcast. Returns the operation, the tensor that it fills, and the tensor to which to copy the
+    values."""
     if tensor.device.type != group.device.type:
         tensor.data = tensor.to(group.device)
     sent = tensor.detach()
@@ -155,7 +157,7 @@ def _broadcast(tensor: torch.Tensor, group: RankGroup) -> tuple[Any, torch.Tenso
 
 
 def point_to_shards(optimizer: Optimizer, shards: Shards) -> None:
-    """Replace whole parameters by their shards in an optimizer.
+    """Replace whole parameters with their sharded parameters in an optimizer.
 
     Raises:
         RuntimeMisuse: the optimizer already has state for whole parameters.
@@ -195,7 +197,8 @@ def _step_one_by_one_where_meshes_mix(optimizer: Optimizer) -> None:
 
 
 def unshard(model: nn.Module) -> Kept:
-    """Reset the modules to their state before sharding, with empty parameters. Returns pairs (sharded, empty)."""
+    """Reset the modules to their state before sharding, with empty parameters. Returns pairs (sharded parameter, empty
+    parameter)."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -230,8 +233,8 @@ def _unhook(module: Any) -> None:
 
 
 def restore_shards(model: nn.Module, kept: Kept, shards: Shards) -> None:
-    """Copy each rank's shards back into a model that has been sharded as before, and add the earlier training's
-    parameters to ``shards``."""
+    """Copy each rank's shards back into a model that has been sharded as before, and map the earlier training's
+    parameters to the current ones in ``shards``."""
     if not kept:
         return
     with torch.no_grad():

@@ -44,7 +44,7 @@ _OF_FSDP1 = {
     "param_init_fn": (None,),
     "activation_checkpointing_offload": (None, False),
 }
-"""Fields without a counterpart in FSDP2, with the values that cause no warning."""
+"""Fields of the plugin that have no counterpart in FSDP2, with the values that cause no warning."""
 
 
 class FsdpChoices(NamedTuple):
@@ -114,7 +114,7 @@ def _warn_of_fsdp1(plugin: Any) -> None:
 
 
 def _reshard(plugin: Any) -> bool | int | None:
-    """FSDP2's ``reshard_after_forward``; None: the plugin does not set it.
+    """FSDP2's ``reshard_after_forward``; None if the plugin does not set it.
 
     Raises:
         RuntimeMisuse: the strategy does not shard, or does not exist.
@@ -138,7 +138,8 @@ def _reshard(plugin: Any) -> bool | int | None:
 
 
 def _policy(policy: Any) -> dict[str, Any]:
-    """The dtypes of a policy: a dictionary, the name of a dtype, or an object with torch's fields."""
+    """The dtypes in ``policy``, which may be a dictionary, the name of a dtype, or an object with the fields of torch's
+    ``MixedPrecisionPolicy``."""
     if isinstance(policy, str):
         return {"param_dtype": dtype_of(policy, "mixed_precision_policy"), "reduce_dtype": dtype_of(policy, "")}
     values: dict[str, Any] = (
@@ -151,7 +152,7 @@ def dtype_of(value: Any, name: str) -> torch.dtype | None:
     """The dtype that ``value`` is or names; None for None.
 
     Args:
-        name: the setting with this value, for messages.
+        name: name of the setting that has this value, for messages.
 
     Raises:
         RuntimeMisuse: ``value`` is neither a dtype nor the name of a dtype.
@@ -165,7 +166,7 @@ def dtype_of(value: Any, name: str) -> torch.dtype | None:
 
 
 def _finder(plugin: Any) -> Callable[[nn.Module], list[nn.Module]] | None:
-    """The function with which the plugin selects blocks; None: the plugin does not select any."""
+    """The function with which the plugin selects blocks; None if the plugin selects none."""
     names: Sequence[str] | str | None = plugin.transformer_cls_names_to_wrap
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",")]
@@ -182,7 +183,8 @@ def _finder(plugin: Any) -> Callable[[nn.Module], list[nn.Module]] | None:
 
 
 def _by_size(model: nn.Module, least: int) -> list[nn.Module]:
-    """Modules with at least ``least`` parameters outside their selected inner modules; inner modules first."""
+    """Modules with at least ``least`` parameter elements, not counting those of selected inner modules; inner modules
+    first."""
     taken: set[nn.Parameter] = set()
     found = []
     for module in list(model.modules())[:0:-1]:

@@ -1,10 +1,10 @@
 """FSDP2's backward hooks for outputs that FSDP2 does not search, such as objects of the script's own classes.
 
 FSDP2 gathers a module's parameters for the backward pass, and reduces its gradients to the shards, in hooks on the
-tensors that the module returns. It finds tensors in tuples, lists and dicts, and in newer releases also in dataclasses
-and in subclasses of dict. Without a hook the gradients stay on the whole parameters of the forward pass, the optimizer
-steps shards without gradients, and nothing is trained; or, if the parameters were freed in between, the backward pass
-fails. This module registers the same hook on the other tensors.
+tensors that the module returns. FSDP2 finds tensors in tuples, lists and dicts, and in newer releases also in
+dataclasses and in subclasses of dict. Without a hook the gradients stay on the whole parameters of the forward pass,
+the optimizer steps shards without gradients, and nothing is trained; or, if the parameters were freed in between, the
+backward pass fails. ``ShardedModels`` registers the same hook on the other tensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _NOT_ENTERED = (
 )
 """Types that are not searched: they contain no result, or refer to unrelated objects."""
 _MISSED = "_hpcaccel_missed_output"
-"""Attribute of a sharded module: (type of its last output, why tensors in it may have been missed), or None."""
+"""Attribute of a sharded module: a tuple of its last output's type and why tensors in that output may have been missed,
+or None."""
 _NONE_FOUND = "in which no tensor with a grad_fn was found"
 _TOO_LARGE = f"in which only the first {LARGEST:,} objects were searched for tensors"
 
@@ -89,7 +90,7 @@ class ShardedModels:
             )
 
     def cause(self) -> str | None:
-        """Error text about an output in which not all tensors were found; None: no such output is known."""
+        """Error text about an output in which some tensors may not have been found; None if no such output is known."""
         outputs = [(module, module.__dict__.get(_MISSED)) for module in self._modules]
         missed = [(module, *output) for module, output in outputs if output is not None]
         if not missed:
@@ -129,7 +130,8 @@ def _has_gradient(parameter: Any) -> bool:
 
 @torch._disable_dynamo  # type: ignore[attr-defined]  # like FSDP2's own hooks
 def _add_hooks(module: Any, arguments: Any, output: Any) -> None:
-    """Forward hook after FSDP2's own: registers the backward hook on the tensors that FSDP2 did not find."""
+    """Forward hook that runs after FSDP2's own hook: registers the backward hook on the tensors that FSDP2 did not
+    find."""
     if not torch.is_grad_enabled():
         return
     missed = None
@@ -153,8 +155,8 @@ def _found_by_torch(output: Any, state: Any) -> Sequence[Any]:
 
 
 def tensors_in(output: Any) -> tuple[list[torch.Tensor], bool]:
-    """All tensors with a ``grad_fn`` reachable from ``output``, and whether the search was complete. Containers' items
-    are searched before attributes, which may refer to unrelated objects."""
+    """Returns all tensors with a ``grad_fn`` that are reachable from ``output``, and whether the search was complete.
+    Items of containers are searched before attributes, because attributes may refer to unrelated objects."""
     found: list[torch.Tensor] = []
     seen: dict[int, Any] = {}
     near, far = [output], list[Any]()

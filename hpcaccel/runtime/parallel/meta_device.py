@@ -29,7 +29,7 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
     memory.
 
     Args:
-        include_buffers: create buffers on the meta device too. By default they have values, because non-persistent
+        include_buffers: create buffers on the meta device too. By default buffers have values, because non-persistent
             buffers are not in checkpoints.
     """
     with init_on_device(torch.device("meta"), include_buffers=include_buffers):
@@ -57,7 +57,7 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool | Non
 
 
 def _placing(register: Callable[..., None], device: torch.device) -> Callable[..., None]:
-    """``register_parameter`` that moves parameters to ``device``. Tied parameters remain tied."""
+    """Returns a ``register_parameter`` that also moves parameters to ``device``. Tied parameters remain tied."""
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
 
     def register_parameter(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -95,10 +95,10 @@ def give_memory(
     ``reset_parameters``, which may also set parameters of this module.
 
     Args:
-        buffers_on: device of the buffers; None: ``device``.
+        buffers_on: device of the buffers; default: ``device``.
         but: ids of tensors that stay on the meta device.
-        expect: whether values are loaded later: then buffers are computed now, and the first forward pass checks for
-            values. If False, the caller sets all values immediately.
+        expect: whether values are loaded later. If True, buffers are computed now, and the first forward pass checks
+            for values. If False, the caller sets all values immediately.
 
     Raises:
         RuntimeMisuse: ``expect`` is set, and the module of a non-persistent buffer has no ``reset_parameters``.
@@ -136,7 +136,7 @@ def _own_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Tied parameters: for each one all modules and names under which it is registered."""
+    """For each tied parameter, all pairs of module and name under which the parameter is registered."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -166,7 +166,7 @@ def expect_values(model: nn.Module) -> None:
 
 
 def has_values(model: nn.Module) -> None:
-    """Remove the hook of ``expect_values``, because the parameters have values."""
+    """Remove the hook of ``expect_values``. Call this once the parameters have values."""
     guard = model.__dict__.pop(_GUARD, None)
     if guard is not None:
         guard.remove()

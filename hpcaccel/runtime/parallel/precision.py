@@ -148,13 +148,14 @@ def refuse_fp8(device: torch.device, handler: Any = None) -> None:
 
 
 def convert_to_fp8(model: nn.Module, handler: Any = None) -> nn.Module:
-    """Replace linear layers by fp8 layers, in place.
+    """Replace linear layers with fp8 layers, in place.
 
     By default these are the layers whose sizes are multiples of 16, as fp8 kernels require, except the model's first
     and last linear layers, whose rounding errors have the largest effect.
 
     Args:
-        handler: an ``AORecipeKwargs``: torchao's ``config``, or single fields of it, and a layer filter; or None.
+        handler: an ``AORecipeKwargs`` with torchao's ``config`` or some of its fields, and a filter that selects
+            layers; or None.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 

@@ -23,10 +23,10 @@ def find_plan(model: nn.Module, given: Any) -> dict[str, Any]:
     """The plan ``given``, else the model's own plan (``tp_plan`` or ``_tp_plan``).
 
     Returns:
-        A ``ParallelStyle`` by module name; ``*`` matches one part of a name, as in ``layers.*.up``.
+        A dict of ``ParallelStyle`` by module name. In a name, ``*`` matches one part, as in ``layers.*.up``.
 
     Raises:
-        RuntimeMisuse: there is no plan, or a value is not a style.
+        RuntimeMisuse: there is no plan, or a value in the plan is not a style.
     """
     plan = given or getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
     if not isinstance(plan, Mapping) or not plan:
@@ -97,7 +97,7 @@ def _refuse_uneven(parameters: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> 
 
 def share_generators(mesh: DeviceMesh, device: torch.device) -> None:
     """Set torch's generators on all tensor-parallel ranks to the first rank's state, so that they draw the same dropout
-    masks for replicated tensors. Scripts may seed per rank."""
+    masks for replicated tensors even if the script seeds each rank differently."""
     group = mesh.get_group()
     first = dist.get_global_rank(group, 0)
     states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])

@@ -31,9 +31,9 @@ def blocks(model: nn.Module, names: Sequence[str] = ()) -> list[nn.Module]:
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """Modules with children and parameters that have a sibling of the same class in a ModuleList, ModuleDict or
-    Sequential: the layers of a transformer, or the stages of a convolutional network. Modules inside such a module are
-    left out."""
+    """The model's repeated blocks, such as the layers of a transformer or the stages of a convolutional network:
+    modules in a ModuleList, ModuleDict or Sequential that have children, parameters and a sibling of the same class.
+    Modules inside a block are left out."""
     found: dict[nn.Module, None] = {}
     inside: set[nn.Module] = set()
     for module in model.modules():

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 def check_rng_types(rng_types: Sequence[Any] | None) -> tuple[str, ...]:
-    """The names of the kinds of generators; ``rng_types`` may contain members of ``RNGType``.
+    """The kinds of generators in ``rng_types``, by name. ``rng_types`` may contain names and members of ``RNGType``.
 
     Raises:
         RuntimeMisuse: a kind is unknown.
@@ -93,7 +93,7 @@ def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | Non
 def seed_generators(seed: int) -> None:
     """Seed Python's generator, numpy's if it is imported, torch's on the CPU, and the current GPU's if one is in use.
 
-    Unlike ``torch.manual_seed`` it defers nothing until CUDA is initialised.
+    Unlike ``torch.manual_seed``, this function does not defer the seeding of GPUs until CUDA is initialised.
     """
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -125,7 +125,7 @@ def put_back(states: list[Any]) -> None:
 
 @contextmanager
 def generators_put_aside() -> Iterator[None]:
-    """Context that restores the states of the global generators at its end."""
+    """Context manager that restores the states of the global generators at its end."""
     states = capture()
     try:
         yield
@@ -134,7 +134,8 @@ def generators_put_aside() -> Iterator[None]:
 
 
 class IsolatedGenerators:
-    """A context in which the global generators have states of their own, which start from ``seed``."""
+    """Context manager in which the global generators have states of their own: seeded with ``seed`` at first, and
+    continued from one use of the context to the next."""
 
     def __init__(self, seed: int) -> None:
         self._seed: int | None = seed
@@ -170,9 +171,9 @@ def drawn_apart(items: Iterable[T], *, workers: bool = False, seed: int | None =
     """Iterate over the items without changing the global generators.
 
     Args:
-        workers: whether other processes read the items, so that only creating the iterator draws here.
-        seed: before each item the generators are seeded from ``seed`` and the item's number; None: the items
-            are read without seeding here.
+        workers: whether other processes read the items, so that in this process only creating the iterator draws random
+            numbers.
+        seed: if set, the generators are seeded from ``seed`` and the item's number before each item is read.
         first: number of the first item.
     """
     with generators_put_aside():
@@ -216,7 +217,7 @@ _random: Any = np.random
 """Untyped: numpy's type hints lack get_bit_generator and set_bit_generator."""
 _WORDS = 624
 _Memory = ctypes.c_char * (4 * (_WORDS + 1))
-"""Memory of the twister's words, followed by the position in them."""
+"""Type of the generator's memory: the Mersenne twister's words, followed by the position in them."""
 
 
 def read_numpy() -> Any:
@@ -258,7 +259,7 @@ def _position(state: bytes) -> int:
 
 @cache
 def _memory_layout_is_known() -> bool:
-    """Whether a generator's memory has the layout of ``_Memory``."""
+    """Whether the memory of numpy's generators has the layout of ``_Memory``."""
     bits: Any = np.random.MT19937(1)
     state = bits.state["state"]
     try:

@@ -1,9 +1,9 @@
-"""Finds the script's own random generators, in its variables, datasets and models, for a checkpoint's guarantee.
+"""Search of the script's variables, datasets and models for random generators that checkpoints do not contain.
 
-Of these generators, checkpoints contain only those of prepared loaders and registered objects. Any other generator
-makes a resume inexact if the training draws from it. A generator that is no longer drawn from, such as one that split
-the dataset, does not matter, so each generator's state is compared with its first recorded state. Loader workers draw
-from copies, which are not accessible from here.
+Of the script's own generators, checkpoints contain only those of prepared loaders and registered objects. Any other
+generator makes a resume inexact if the training draws from it. A generator that is no longer drawn from, such as one
+used only to split the dataset, does not matter. So each generator's state is compared with its first recorded state.
+Loader workers draw from copies, which are not accessible from here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DEPTH = 4
 _DEPTH_OF_VARIABLES = 3
 """Levels that are searched in the script's variables."""
 _MOST_ITEMS = 32
-"""Longer lists and dicts are not searched: they hold data, not the components of a dataset."""
+"""Lists and dicts with more items are not searched: they hold data, not the components of a dataset."""
 _LEAVES = (torch.Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
 """Types of objects that are not searched."""
 _KINDS = frozenset({torch.Generator, random.Random, np.random.RandomState, np.random.Generator})
@@ -44,7 +44,8 @@ class ScriptGenerators:
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[Any, str]] = {}
-        """By id, with a reference to each generator, so that no other object gets its id."""
+        """Generators and their first states, by id. The reference to a generator prevents another object from getting
+        its id."""
         self._late: set[int] = set()
         """Ids of generators that were found after the training had begun."""
 
@@ -53,12 +54,13 @@ class ScriptGenerators:
         return bool(self._seen)
 
     def look(self, parts: Mapping[str, Any], known: Iterable[Any], *, begins: bool = False) -> Iterator[str]:
-        """Reasons why a checkpoint saved now is not bit-exact: the script's generators that it lacks.
+        """Reasons why a checkpoint saved now is not bit-exact: generators of the script that the checkpoint lacks.
 
         Args:
             parts: objects to search besides the script's variables, by name.
             known: generators in the checkpoint, and objects that are saved with all their generators.
-            begins: whether the training begins now. Generators first found in a later call were created later.
+            begins: whether the training begins now. Generators that are first found by a later call count as created
+                later.
         """
         saved = {id(item) for thing in known for _, item in _held_by(thing)}
         moved, made = [], []
@@ -94,7 +96,8 @@ def _held_by(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _variables() -> Iterator[tuple[str, Any]]:
-    """The variables of the functions on the call stack, of the script itself, and of its own modules."""
+    """Names and values of the variables of functions on the call stack, of the script itself, and of the script's own
+    modules."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not _is_ours(frame):
@@ -123,7 +126,8 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def generators_in(thing: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
-    """The generators in an object and its parts, each with its path from there, as in ``dataset.rng``."""
+    """Pairs of path and generator, for all generators in ``thing`` and its parts. Paths begin with ``name``:
+    ``dataset.rng``."""
     return _walk([(name, thing)], depth)
 
 
@@ -179,7 +183,8 @@ def _parts(thing: Any) -> list[tuple[str, Any]]:
 
 
 def _holds_none(kind: type) -> bool:
-    """Whether a class is hpcaccel's (its generators are covered elsewhere), or torch's outside ``torch.utils.data``."""
+    """Whether objects of a class are not searched: classes of hpcaccel, whose generators are covered elsewhere, and of
+    torch outside ``torch.utils.data``."""
     root, _, rest = str(kind.__module__).partition(".")
     return root == "hpcaccel" or (root == "torch" and not rest.startswith("utils.data"))
 

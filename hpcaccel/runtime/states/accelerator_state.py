@@ -97,7 +97,7 @@ class AcceleratorState(PartialState):
     def distributed_type(self) -> DistributedType:
         """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set.
 
-        A value that is set affects only this property and ``join_uneven_inputs``.
+        A value that the script has set affects only this property and ``join_uneven_inputs``.
         """
         return self._session.distributed_type
 

@@ -15,7 +15,7 @@ __all__ = ["GradientState"]
 
 
 class GradientState:
-    """State of gradient accumulation, for the newest Accelerator, or for the Accelerator that returned this object.
+    """Gradient-accumulation state of the Accelerator that returned this object; by default, of the newest Accelerator.
 
     Without an Accelerator, every batch ends in an optimizer step. A ``gradient_accumulation_plugin`` changes the
     settings of that Accelerator.
@@ -63,7 +63,7 @@ class GradientState:
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether this micro-batch ends in an optimizer step."""
+        """Whether the current micro-batch ends in an optimizer step."""
         return self._accumulation.is_boundary
 
     @sync_gradients.setter
@@ -85,7 +85,7 @@ class GradientState:
 
     @property
     def sync_with_dataloader(self) -> bool:
-        """Whether the last batch of a loader always ends in a step."""
+        """Whether the last batch of a loader always ends in an optimizer step."""
         return self._accumulation.sync_with_dataloader
 
     @property
@@ -118,8 +118,8 @@ class GradientState:
 
     @property
     def remainder(self) -> int:
-        """Number of samples in the last batch of the active loader, over all ranks, if that batch is incomplete; 0: it
-        is complete; -1: unknown, or it is dropped, or there is no active loader."""
+        """Number of samples, over all ranks, in the last batch of the active loader if that batch is incomplete; 0 if
+        it is complete; -1 if it is dropped, if the number is unknown, or if there is no active loader."""
         return int(self.active_dataloader.remainder) if self.in_dataloader else -1
 
     @property

@@ -16,7 +16,8 @@ __all__ = ["PartialState", "SharedState"]
 
 
 class SharedState:
-    """Descriptor of ``_shared_state``: a dict that is empty until the state exists, which Accelerate scripts check."""
+    """Descriptor for ``_shared_state``, a dict that is empty until the state exists. Scripts for Accelerate check
+    whether it is empty."""
 
     def __get__(self, instance: Any, owner: Any) -> dict[str, Any]:
         found: dict[str, Any] = owner._shared_values()
@@ -25,7 +26,8 @@ class SharedState:
 
 @lacks("fork_launched")
 class PartialState(ProcessInfo):
-    """Rank, device and number of processes. Forms the process group if there is none; an Accelerator shares it.
+    """Rank, device and number of processes. Forms the process group if there is none; an Accelerator uses the same
+    group.
 
     Args:
         cpu: do not use GPUs.
@@ -120,7 +122,8 @@ class PartialState(ProcessInfo):
     def gather_for_metrics(self, value: Any) -> Any:
         """``gather``, without the items that the last ``split_between_processes(..., apply_padding=True)`` repeated.
 
-        Items are removed from values with as many entries as each process's part; other values are unchanged.
+        The repeated items are removed from tensors and lists that have as many entries as a process's part; other
+        values are gathered in full.
         """
         from hpcaccel.runtime.distributed.collectives.padding import gather_samples
 

@@ -85,20 +85,20 @@ class ProcessInfo:
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Context (``with ... as part``) with this process's part of a list, a tuple, a tensor, a dict of them, or a
-        dataset. If the items cannot be divided evenly, the first processes get one extra item. A single process gets
-        the object itself.
+        """Context manager (``with ... as part``) for this process's part of a list, a tuple, a tensor, a dict of these,
+        or a dataset. If the items cannot be divided evenly, the first processes get one extra item. A single process
+        gets the object itself.
 
         Args:
             apply_padding: repeat the last item so that all parts have the same length;
-                ``PartialState().gather_for_metrics`` removes repeated items.
+                ``PartialState().gather_for_metrics`` removes the repeated items.
 
         Raises:
             RuntimeMisuse: ``inputs`` cannot be split.
         """
         world = self._world
         if world.env.world_size == 1:
-            refuse_unsplittable(inputs)  # as on several ranks
+            refuse_unsplittable(inputs)  # raises the same errors as with several processes
             world.split = None
             yield inputs
             return
@@ -107,14 +107,15 @@ class ProcessInfo:
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Context whose block the main process runs before all other processes. All processes must enter it."""
+        """Context manager: the main process runs the block before all other processes. All processes must enter the
+        block."""
         with self._first(self.is_main_process):
             yield
 
     @contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """Context whose block the first process of each node runs before the other processes of the node. All processes
-        of all nodes must enter it."""
+        """Context manager: the first process of each node runs the block before the node's other processes. All
+        processes of all nodes must enter the block."""
         with self._first(self.is_local_main_process):
             yield
 
@@ -135,7 +136,7 @@ class ProcessInfo:
         created.
 
         Args:
-            group: a torch process group: destroy only this one.
+            group: a torch process group; if given, only this group is destroyed.
         """
         if group is not None:
             torch.distributed.destroy_process_group(group)
@@ -165,7 +166,8 @@ class ProcessInfo:
         return _only(self, function, lambda info: not info.use_distributed or info.process_index == process_index)
 
     def on_local_process(self, function: Function | None = None, local_process_index: int | None = None) -> Any:
-        """Decorator: call the function on the process of each node with this local rank; a single process calls it."""
+        """Decorator: call the function only on processes whose local rank is ``local_process_index``; a single process
+        always calls it."""
         return _only(
             self,
             function,

@@ -84,11 +84,13 @@ def sort_out(log_with: Any, logging_dir: Any = None) -> tuple[list[Wanted], dict
     """Split the requested trackers into usable and unusable ones.
 
     Args:
-        log_with: names, members of ``LoggerType``, trackers, or a list of these; ``all``: all that are installed.
-        logging_dir: directory for trackers that write files; None: there is none.
+        log_with: a name, a member of ``LoggerType``, a tracker, or a list of these; ``all`` selects all installed
+            trackers.
+        logging_dir: directory for trackers that write files; None if there is none.
 
     Returns:
-        The usable trackers, each once; and the reasons why other trackers are not usable, by name.
+        A list of the usable trackers, each once, and a dict with the reason why each other tracker is not usable, by
+        name.
 
     Raises:
         RuntimeMisuse: a name is unknown, an object is not a tracker, or (except with ``all``) a tracker needs a
@@ -138,7 +140,7 @@ def _obstacle(name: str, logging_dir: Any, *, forgive: bool) -> str | None:
 
 
 def is_installed(kind: type[GeneralTracker]) -> bool:
-    """Whether one of the packages that ``kind`` needs is installed. Does not import it."""
+    """Whether one of the packages that ``kind`` needs is installed. Does not import the package."""
     return not kind.packages or any(map(_is_importable, kind.packages))
 
 

@@ -66,7 +66,7 @@ class ClearMLTracker(GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """
         Args:
-            step: if None, single values without a chart are reported.
+            step: if None, the values are reported as single values, without charts.
             kwargs: passed to ``report_scalar`` or ``report_single_value``.
         """
         logger = self.task.get_logger()

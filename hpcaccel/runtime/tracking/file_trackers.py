@@ -101,8 +101,8 @@ class AimTracker(GeneralTracker):
 
 
 class DVCLiveTracker(GeneralTracker):
-    """Logs with DVCLive. All attempts of a run write to one directory: each passes ``resume=True``, because DVCLive
-    otherwise empties the directory at each start.
+    """Logs with DVCLive. All attempts of a run write to one directory: each attempt passes ``resume=True``, because
+    otherwise DVCLive empties the directory when it starts.
 
     Args:
         run_name: ignored; DVCLive names experiments itself.
@@ -191,7 +191,7 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Write the HParams page, and ``hparams.yml`` next to its event file."""
+        """Write the HParams page, and a file ``hparams.yml`` next to the page's event file."""
         import yaml
 
         name = self.continued_run or str(time.time())  # the same in all attempts of a run

@@ -40,8 +40,8 @@ class GeneralTracker:
     """Base class of trackers. A derived class defines ``name``, ``requires_logging_directory`` and ``tracker`` (the
     package's object, usually a property), and overrides the methods below as needed.
 
-    The Accelerator calls trackers on rank 0. A script may call their methods on any rank: ``on_main_process`` skips
-    them on ranks other than 0 if ``main_process_only`` is True.
+    The Accelerator calls trackers on rank 0. A script may call their methods on any rank: if ``main_process_only`` is
+    True, methods decorated with ``on_main_process`` do nothing on ranks other than 0.
 
     Raises:
         RuntimeMisuse: the class lacks one of the three attributes.
@@ -125,7 +125,7 @@ def is_number(value: Any) -> bool:
 
 
 def leave_out(tracker: str, name: str, value: Any, takes: str) -> None:
-    """Warn once that ``tracker`` does not accept a value."""
+    """Warn once that ``tracker`` does not accept a value, which is therefore not logged."""
     logger.warning_once("%s accepts only %s: %r (%s) is not logged", tracker, takes, name, type(value).__name__)
 
 

@@ -48,8 +48,8 @@ class HostedTracker(GeneralTracker):
 
 
 class CometMLTracker(HostedTracker):
-    """All attempts of a run log to one Comet experiment. Its key is computed from the run directory's id, unless
-    ``kwargs`` or Comet's variables select another experiment. Offline, each attempt is a separate experiment.
+    """All attempts of a run log to one Comet experiment. The experiment's key is computed from the run directory's id,
+    unless ``kwargs`` or Comet's variables select another experiment. Offline, each attempt is a separate experiment.
     Needs Comet 3.41 or newer.
 
     Args:
@@ -105,7 +105,8 @@ class CometMLTracker(HostedTracker):
 
 
 class SwanLabTracker(HostedTracker):
-    """All attempts of a run log to the SwanLab run with the id of the run directory, unless ``kwargs`` select another.
+    """All attempts of a run log to the SwanLab run whose id is that of the run directory, unless ``kwargs`` select
+    another run.
 
     Args:
         run_name: SwanLab's project.
@@ -157,7 +158,8 @@ class SwanLabTracker(HostedTracker):
 
 
 class TrackioTracker(HostedTracker):
-    """All attempts of a run log to the Trackio run with the id of the run directory, unless ``kwargs`` select another.
+    """All attempts of a run log to the Trackio run whose name is the run directory's id, unless ``kwargs`` select
+    another run.
 
     Args:
         run_name: Trackio's project.
@@ -194,8 +196,9 @@ class TrackioTracker(HostedTracker):
 
 
 class WandBTracker(HostedTracker):
-    """All attempts of a run log to the W&B run with the id of the run directory, unless ``kwargs`` or W&B's variables
-    select another. W&B stores only the last value per name and step, and drops steps before its newest step.
+    """All attempts of a run log to the W&B run whose id is that of the run directory, unless ``kwargs`` or W&B's
+    variables select another run. W&B stores only the last value per name and step, and drops steps before its newest
+    step.
 
     Args:
         run_name: W&B's project.

@@ -28,13 +28,13 @@ PARAMETER_CHARACTERS = 6000
 
 class MLflowTracker(GeneralTracker):
     """All attempts of a run log to the MLflow run whose tag ``hpcaccel.run`` is the id of the run directory, unless
-    ``run_id`` or ``MLFLOW_RUN_ID`` selects another.
+    ``run_id`` or ``MLFLOW_RUN_ID`` selects another run.
 
     Args:
         experiment_name: MLflow experiment, created if missing; ``MLFLOW_EXPERIMENT_NAME`` overrides it.
         logging_dir: artifact location of a new experiment.
         run_id: MLflow run to continue; ``MLFLOW_RUN_ID`` overrides it.
-        tags: a dict, or its JSON; ``MLFLOW_TAGS`` overrides it.
+        tags: a dict, or a JSON object as text; ``MLFLOW_TAGS`` overrides it.
         nested_run: make the run a child of the active run; ``MLFLOW_NESTED_RUN`` overrides it.
         run_name: name of a new run.
         description: description of the run.
@@ -108,7 +108,7 @@ class MLflowTracker(GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """
         Args:
-            values: numbers; a dict of numbers becomes ``name/part``.
+            values: numbers by name. The numbers of a dict are logged as ``name/part``.
             kwargs: passed to ``mlflow.log_metrics``.
         """
         import mlflow
@@ -149,7 +149,8 @@ class MLflowTracker(GeneralTracker):
 
 
 def _parameters(tracker: str, values: Mapping[str, Any], known: Mapping[str, str]) -> list[tuple[str, Any]]:
-    """The parameters to log, without those that the run already has and without values that are too long."""
+    """Pairs (name, value) of the parameters to log: not those that the run already has, nor those with too long a
+    value."""
     taken = []
     for name, value in values.items():
         if len(str(value)) > PARAMETER_CHARACTERS:

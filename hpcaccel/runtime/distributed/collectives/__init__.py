@@ -1,1 +1,1 @@
-"""Collectives of tensors and objects, with a watchdog that detects ranks that do not take part."""
+"""Collective operations on tensors and Python objects, with a watchdog that detects ranks that do not take part."""

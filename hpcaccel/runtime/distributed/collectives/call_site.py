@@ -12,7 +12,7 @@ import hpcaccel
 
 __all__ = ["call_site", "call_stack", "site_of", "site_of_frame"]
 
-_torch = find_spec("torch")  # not imported: a program with one process may not need it
+_torch = find_spec("torch")  # torch itself is not imported: a single process may not need it
 _LIBRARY_PATHS = (
     os.path.dirname(hpcaccel.__file__) + os.sep,
     *([] if _torch is None or _torch.origin is None else [os.path.dirname(_torch.origin) + os.sep]),
@@ -20,11 +20,12 @@ _LIBRARY_PATHS = (
     os.path.dirname(os.__file__) + os.sep + "functools.py",
     "<frozen",
 )
-"""Prefixes of files whose frames are not the script's."""
+"""Path prefixes of files that do not belong to the script."""
 
 
 def call_site() -> str:
-    """``file:line`` of the innermost frame outside hpcaccel, torch and the interpreter's wrappers."""
+    """``file:line`` of the current call in the script: the innermost frame outside hpcaccel, torch, contextlib,
+    functools and frozen modules."""
     return next(_script_frames(sys._getframe(1)), "an unknown location")
 
 
@@ -58,6 +59,6 @@ def _script_frames(frame: FrameType | None) -> Iterator[str]:
 
 
 def _short(path: str) -> str:
-    """``path`` relative to the working directory if it is below it."""
+    """``path``, made relative if the file is below the working directory."""
     here = os.getcwd() + os.sep
     return path[len(here) :] if path.startswith(here) else path

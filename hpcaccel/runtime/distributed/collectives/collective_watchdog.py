@@ -52,10 +52,11 @@ class _Call(NamedTuple):
 
 
 class CollectiveWatchdog:
-    """The collectives of this rank, numbered per channel.
+    """Numbers this rank's collectives per channel, and watches the rank while it waits in them.
 
     A channel is a sequence of collectives that every rank runs in the same order: the script's calls (``CALLS``), and
-    the stop agreement's reductions (``TICKS``). Both involve all ranks, which the deadlock detection relies on.
+    the stop agreement's reductions (``TICKS``). Every collective involves all ranks; the deadlock detection relies on
+    this.
     """
 
     def __init__(self, *, rank: int, world_size: int, store: Any, timeout_seconds: float) -> None:
@@ -64,21 +65,21 @@ class CollectiveWatchdog:
         self.timeout_seconds = timeout_seconds
         """Timeout of the script's collectives."""
         self.control_timeout_seconds = 60.0
-        """How long a rank that has run out of memory waits for the others, in place of ``timeout_seconds``."""
+        """How long a rank that has run out of memory waits for the other ranks, in place of ``timeout_seconds``."""
         self.entered: Counter[str] = Counter()
         self.failure: str | None = None
-        """Reason why further collectives are impossible; None: they are possible."""
+        """Why no further collective is possible; None if collectives are still possible."""
         self.waits_in: str | None = None
-        """The call that this rank has waited in for a while; read by the heartbeat."""
+        """Name of the call that this rank has been waiting in for a while, or None. Read by the heartbeat."""
         self.left_at: str | None = None
-        """``file:line`` where this rank left its training loop before the end."""
+        """``file:line`` where this rank left its training loop early; else None."""
         self.end_barrier = EndBarrier(store, rank=rank, world_size=world_size, failure_keys=(_FAILED_KEY, _ABORT_KEY))
         self._store = store
         self._patience = float(os.environ.get("HPCACCEL_PATIENCE_SECONDS", PATIENCE_SECONDS))
         self._next_polled = rank + 1
 
     def enter(self, channel: str = CALLS) -> int:
-        """Count this rank's next collective on the channel, and return its number.
+        """Count this rank's next collective on the channel, and return the collective's number.
 
         Raises:
             RuntimeMisuse: an earlier collective failed, after which the ranks' call numbers may differ.
@@ -95,12 +96,12 @@ class CollectiveWatchdog:
 
         Args:
             what: name of the call in the script, for messages.
-            number: return value of ``enter``.
-            limit: seconds; default: the timeout of the script's collectives.
+            number: the number that ``enter`` returned for this collective.
+            limit: timeout in seconds; default: ``timeout_seconds``.
 
         Raises:
-            RuntimeMisuse: some ranks cannot take part any more, or have not taken part within the limit.
-            RankFailed: another rank has failed, or the connection to it was lost.
+            RuntimeMisuse: some ranks cannot take part any more, or have not taken part within ``limit`` seconds.
+            RankFailed: another rank has failed, or the connection to another rank was lost.
         """
         limit = self.timeout_seconds if limit is None else limit
         try:
@@ -112,7 +113,7 @@ class CollectiveWatchdog:
         self._raise_lost_connection(what, failure)
 
     def publish_departure(self, reason: str) -> None:
-        """Publish that this rank makes no further calls."""
+        """Publish that this rank makes no further calls, with the reason."""
         self._publish({"departure": reason})
 
     def publish_failure(self, reason: str) -> None:
@@ -129,11 +130,11 @@ class CollectiveWatchdog:
         self.publish_departure(f"has reached the end of the program{left}")
 
     def withdraw_departure(self) -> None:
-        """Publish that this rank takes part in further calls."""
+        """Publish that this rank takes part in calls again."""
         self._publish({})
 
     def ranks_at_end(self) -> list[str]:
-        """A line for each other rank that has reached the end of the program."""
+        """One line of text for each rank, except this one, that has reached the end of the program."""
         departures = [(rank, str(status.get("departure", ""))) for rank, status in self._statuses(self._other_ranks())]
         return [f"rank {rank} {reason}" for rank, reason in departures if reason.startswith("has reached")]
 
@@ -147,7 +148,8 @@ class CollectiveWatchdog:
         return None
 
     def abort(self, text: str, kind: type[Exception] = RuntimeMisuse) -> NoReturn:
-        """Store the reason for the other ranks, and raise ``kind``; no further collective is possible."""
+        """Store ``text`` as the reason for the other ranks to abort, and raise ``kind(text)``. After that, no further
+        collective is possible."""
         self.failure = text
         try:
             self._store.compare_set(_ABORT_KEY, "", json.dumps({"text": text, "failed": kind is RankFailed}))
@@ -181,8 +183,9 @@ class CollectiveWatchdog:
         """Abort if the call cannot complete.
 
         Raises:
-            RuntimeMisuse: another rank has aborted, a missing rank makes no further calls, or there is a deadlock.
-            RankFailed: a missing rank has failed.
+            RuntimeMisuse: a rank that this call waits for makes no further calls; there is a deadlock; or another rank
+                has aborted.
+            RankFailed: a rank that this call waits for has failed, or another rank has aborted for that reason.
         """
         self._join_abort(call.what, call.site)
         for rank, status in self._statuses(self._polled_ranks()):
@@ -202,14 +205,15 @@ class CollectiveWatchdog:
         return [rank for rank in range(self.world_size) if rank != self.rank]
 
     def _polled_ranks(self) -> list[int]:
-        """The next ``RANKS_PER_POLL`` of the other ranks, in turn."""
+        """The other ranks to poll next: at most ``RANKS_PER_POLL``, taken in turn."""
         count = min(RANKS_PER_POLL, self.world_size)
         first, self._next_polled = self._next_polled, self._next_polled + count
         ranks = ((first + step) % self.world_size for step in range(count))
         return [rank for rank in ranks if rank != self.rank]
 
     def _statuses(self, ranks: Iterable[int]) -> list[tuple[int, dict[str, Any]]]:
-        """The status that these ranks have published; incomplete if the store becomes unreachable."""
+        """Pairs (rank, status) for those of ``ranks`` that have published a status; incomplete if the store becomes
+        unreachable."""
         found = []
         try:
             for rank in ranks:
@@ -241,7 +245,8 @@ class CollectiveWatchdog:
         self.abort(text, kind=RankFailed if abort["failed"] else RuntimeMisuse)
 
     def _raise_lost_connection(self, what: str, failure: str) -> NoReturn:
-        """Raise the error of a failed collective, with the failed rank and its reason if the rank has published it."""
+        """Raise the error for a failed collective. The message includes the failed rank and its reason if that rank has
+        published one."""
         site = call_site()
         short = re.sub(r"^\[[^]]*\] *", "", failure.strip().partition("\n")[0]).partition(". ")[0]
         deadline = time.monotonic() + FAILURE_REASON_SECONDS
@@ -271,7 +276,7 @@ _ADVICE = "All ranks must make the same calls in the same order. Is one of the c
 
 
 def _is_done(work: Any, seconds: float) -> bool:
-    """Whether the collective completes within ``seconds``.
+    """Wait up to ``seconds`` for a collective. Returns whether it has completed.
 
     Raises:
         RuntimeError: the collective has failed.

@@ -1,8 +1,8 @@
-"""Exchange of the message that starts a collective call of a script: call identity, and the ranks' data or objects.
+"""Exchange of the messages that start a script's collective call: which call each rank makes, and its data or objects.
 
 An exchange starts with one all-gather of fixed size. If ranks make different calls, or the same call with different
-shapes, all ranks raise an error at once instead of hanging or mixing their data. Up to ``INLINE_BYTES`` of data are
-part of that message; more data takes a second collective.
+shapes, all ranks raise an error at once instead of hanging or mixing their data. Up to ``INLINE_BYTES`` bytes of data
+are sent in this first message; more data needs a second collective.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from hpcaccel.slurm.hostlist import ranks_text
 __all__ = ["Exchange", "ExchangeInterrupted", "RankMessages"]
 
 HEADER_WORDS = 4
-"""Number of 8-byte integers: hash of the call, hash of its form, the caller's value, number of data bytes."""
+"""Number of 8-byte integers in a header: hash of the call's name, hash of its form, the caller's value, number of data
+bytes."""
 INLINE_BYTES = 224
 """Maximum number of data bytes in the first message of a call."""
 _INTERRUPTION = -1
-"""In place of the hash of the call: the sender interrupts the other ranks' call."""
+"""Sent in place of the call's hash: this rank interrupts the other ranks' calls."""
 MESSAGE_WORDS = HEADER_WORDS + INLINE_BYTES // 8
 _YES = ("1", "true", "yes", "on", "y", "t")
 _DIFFERENCE = "the comparison of the ranks' calls"
@@ -45,7 +46,8 @@ class RankMessages:
         self.values = [header[2] for header in headers]
         self.sizes = [header[3] for header in headers]
         self.table = table
-        """(ranks, bytes) uint8, as wide as the longest data; only ``first_rank``'s row if the data was broadcast."""
+        """Data by rank: (ranks, bytes) uint8, as wide as the longest data. If the data was broadcast, only
+        ``first_rank``'s row."""
         self._first_rank = first_rank
 
     def data(self, rank: int) -> torch.Tensor:
@@ -54,15 +56,15 @@ class RankMessages:
 
 
 class Exchange:
-    """The script's own collectives, one after the other, on a separate process group."""
+    """Runs the script's collective calls, one at a time, on a separate process group."""
 
     def __init__(self, group: dist.ProcessGroup, watchdog: CollectiveWatchdog) -> None:
         self.group = group
         self.watchdog = watchdog
         self.debug = os.environ.get("HPCACCEL_DEBUG", os.environ.get("ACCELERATE_DEBUG_MODE", "")).lower() in _YES
-        """Whether all calls with only GPU tensors are compared, not just the first ones."""
+        """Whether the ranks compare all calls that have only GPU tensors, not just the first few."""
         self.device_calls = 0
-        """Number of calls so far with only GPU tensors."""
+        """Number of calls so far that had only GPU tensors."""
         self._mine = torch.zeros(MESSAGE_WORDS, dtype=torch.int64)
         self._table = torch.zeros(watchdog.world_size, MESSAGE_WORDS, dtype=torch.int64)
         self._rows = list(self._table.unbind())
@@ -87,12 +89,12 @@ class Exchange:
 
         Args:
             what: name of the call in the script; the same on all ranks.
-            form: types and shapes that must be the same on all ranks; empty: none.
+            form: text with the types and shapes that must be the same on all ranks; empty if there are none.
             value: this rank's signed 64-bit integer, for ``RankMessages.values``.
             data: (n,) uint8 on the CPU; n may differ from rank to rank.
-            source: the only rank that sends data; default: all ranks do.
+            source: the only rank that sends data; default: all ranks send data.
             interrupts: make the other ranks' current call raise ``ExchangeInterrupted``, whichever call it is.
-            limit: seconds; default: the timeout of the script's collectives.
+            limit: timeout in seconds; default: ``watchdog.timeout_seconds``.
 
         Raises:
             ExchangeInterrupted: another rank interrupts this call.
@@ -127,7 +129,7 @@ class Exchange:
         return RankMessages(headers, box[None], source)
 
     def wait(self, work: Any, what: str, limit: float | None = None) -> None:
-        """Wait for a further collective of the latest call.
+        """Wait for ``work``, a further collective of the latest call.
 
         Raises:
             RuntimeMisuse, RankFailed: as in ``call``.
@@ -135,12 +137,12 @@ class Exchange:
         self.watchdog.wait(work, what, number=self.watchdog.entered["calls"], limit=limit)
 
     def objects_from_all(self, value: Any, *, what: str) -> list[Any]:
-        """Every rank's Python object, by rank. Raises the errors of ``call``."""
+        """All ranks' ``value`` (any Python object), in rank order. Raises the errors of ``call``."""
         messages = self.call(what, data=_pickled(value))
         return [_unpickled(messages.data(rank)) for rank in range(self.watchdog.world_size)]
 
     def object_from(self, source: int, value: Any, *, what: str, form: str = "") -> Any:
-        """Rank ``source``'s Python object, on every rank. Raises the errors of ``call``."""
+        """Rank ``source``'s ``value`` (any Python object), on every rank. Raises the errors of ``call``."""
         is_source = self.watchdog.rank == source
         messages = self.call(what, form=form, data=_pickled(value) if is_source else None, source=source)
         return value if is_source else _unpickled(messages.data(source))
@@ -159,7 +161,7 @@ class Exchange:
     def _all_gather(
         self, rows: list[torch.Tensor], mine: torch.Tensor, what: str, number: int, limit: float | None
     ) -> None:
-        # dist.all_gather does the same, but takes some microseconds for checks.
+        # dist.all_gather does the same, but spends some microseconds on checks.
         work = self.group.allgather([rows], [mine])
         self.watchdog.wait(work, what, number=number, limit=limit)
 

@@ -68,7 +68,7 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 
 def copy_tensor_to_devices(tensor: torch.Tensor | None = None) -> torch.Tensor:
-    """Copy a tensor from the one rank that passes it to every rank's device; the other ranks pass None.
+    """Copy a tensor to every rank's device. Exactly one rank passes the tensor; the other ranks pass None.
 
     Raises:
         RuntimeMisuse: not exactly one rank passes a tensor.

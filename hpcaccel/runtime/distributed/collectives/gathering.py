@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["broadcast", "broadcast_object_list", "gather", "gather_object", "reduce"]
 
 CHECKED_CALLS = 16
-"""Number of calls with GPU tensors that the ranks compare outside of debug mode."""
+"""Number of calls with only GPU tensors that the ranks compare outside of debug mode."""
 REDUCTIONS = ("sum", "mean", "max", "none")
 _SUMMED_AS = {torch.bfloat16: torch.float32, torch.int16: torch.int32}
 """Types of CPU tensors that are reduced as another type: gloo rounds bfloat16 sums at each step, and lacks int16."""
@@ -34,8 +34,8 @@ _SUMMED_AS = {torch.bfloat16: torch.float32, torch.int16: torch.int32}
 def gather(value: Any, group: RankGroup) -> Any:
     """All ranks' tensors, concatenated along dimension 0 in rank order, on every rank; detached.
 
-    Zero-dimensional tensors become one-dimensional. A DTensor is replaced by its full tensor, without concatenation.
-    A single process gets its own tensors back, and other values unchanged.
+    Zero-dimensional tensors become one-dimensional. A DTensor is replaced by its full tensor, without concatenation. A
+    single process gets its own tensors back, and values of other types unchanged.
 
     Raises:
         NotATensor: there are several ranks, and a leaf is not a tensor.
@@ -76,7 +76,7 @@ def _gather_on_device(tensor: torch.Tensor, world_size: int) -> torch.Tensor:
     data = bytes_of(tensor)
     box = data.new_empty(world_size * data.numel())
     if data.numel():
-        # Renamed in torch 2.13, which warns about the old name.
+        # torch 2.13 renamed this function and warns if the old name is used.
         into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         into(box, data)
     return tensor_of(box, tensor.dtype, _stacked(tensor, world_size))
@@ -87,14 +87,15 @@ def _stacked(tensor: torch.Tensor, world_size: int) -> tuple[int, ...]:
 
 
 def reduce(value: Any, group: RankGroup, *, reduction: str = "sum", scale: float = 1.0) -> Any:
-    """The element-wise sum, mean or maximum of all ranks' tensors times ``scale``, on every rank.
+    """The element-wise sum, mean or maximum over all ranks, multiplied by ``scale``, on every rank.
 
-    The mean of integers is a float. ``none`` returns this rank's own tensors. Small CPU tensors are summed in rank
-    order, so the result does not depend on the number of nodes.
+    The mean of integers is a float. The reduction ``none`` combines nothing: each rank gets its own tensors. Small CPU
+    tensors are summed in rank order, so the result does not depend on the number of nodes.
 
     Raises:
         NotATensor: a leaf is not a tensor.
-        RuntimeMisuse: ``reduction`` is unknown; types, shapes or containers differ, or some ranks do not take part.
+        RuntimeMisuse: ``reduction`` is unknown; types, shapes or containers differ among the ranks, or some ranks do
+            not take part.
     """
     if reduction not in REDUCTIONS:
         raise RuntimeMisuse(f"unknown reduction {reduction!r} (allowed: {', '.join(REDUCTIONS)})")
@@ -162,11 +163,12 @@ def _all_reduce(
 
 
 def broadcast(value: Any, group: RankGroup, *, from_process: int = 0) -> Any:
-    """Overwrite tensors with those of rank ``from_process``, and return them.
+    """Overwrite nested tensors with those of rank ``from_process``, and return them.
 
     Raises:
         NotATensor: a leaf is not a tensor.
-        RuntimeMisuse: ``from_process`` is not a rank; types, shapes or containers differ; some ranks are missing.
+        RuntimeMisuse: ``from_process`` is not a rank; types, shapes or containers differ among the ranks, or some ranks
+            do not take part.
     """
     _require_rank(from_process, group)
     tensors = leaves(value, "broadcast")
@@ -234,13 +236,14 @@ def _require_rank(rank: int, group: RankGroup) -> None:
 
 
 def is_checked(exchange: Exchange, group: RankGroup) -> bool:
-    """Count a call with only GPU tensors. Returns whether the ranks compare it, which is the same on all ranks."""
+    """Count a call that has only GPU tensors. Returns whether the ranks compare this call; the result is the same on
+    all ranks."""
     exchange.device_calls += 1
     return exchange.debug or exchange.device_calls <= CHECKED_CALLS
 
 
 def _by_device(tensors: Sequence[torch.Tensor], group: RankGroup) -> tuple[list[int], list[int]]:
-    """Indices of the tensors for gloo, and indices of the tensors for the default group."""
+    """Returns the indices of the tensors that use gloo, and the indices of those that use the default group."""
     on_device = group.device.type != "cpu"
     theirs = [i for i, tensor in enumerate(tensors) if on_device and tensor.device.type == group.device.type]
     return [index for index in range(len(tensors)) if index not in theirs], theirs

@@ -46,17 +46,17 @@ def is_tensor_information(value: Any) -> bool:
 
 
 def get_data_structure(data: Any) -> Any:
-    """The same containers with a ``TensorInformation`` for each tensor."""
+    """The containers of ``data``, with a ``TensorInformation`` in place of each tensor."""
     return recursively_apply(lambda tensor: TensorInformation(tensor.shape, tensor.dtype), data)
 
 
 def get_shape(data: Any) -> Any:
-    """The same containers with each tensor's shape as a list."""
+    """The containers of ``data``, with each tensor replaced by its shape as a list."""
     return recursively_apply(lambda tensor: list(tensor.shape), data)
 
 
 def initialize_tensors(data_structure: Any) -> Any:
-    """The same containers with an uninitialised tensor for each ``TensorInformation``."""
+    """The containers of ``data_structure``, with an uninitialised tensor in place of each ``TensorInformation``."""
     if isinstance(data_structure, TensorInformation):
         return torch.empty(data_structure.shape, dtype=data_structure.dtype)
     if isinstance(data_structure, list | tuple):
@@ -84,7 +84,7 @@ def find_batch_size(data: Any) -> int:
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
-    """``find_batch_size``, but None instead of an error."""
+    """Like ``find_batch_size``, but returns None instead of raising an error."""
     try:
         return find_batch_size(data)
     except (ValueError, TypeError):
@@ -104,14 +104,14 @@ def find_device(data: Any) -> torch.device | None:
 
 
 def listify(data: Any) -> Any:
-    """The same containers with lists of Python numbers in place of tensors."""
+    """The containers of ``data``, with each tensor replaced by a list of Python numbers."""
     return recursively_apply(lambda tensor: tensor.detach().cpu().tolist(), data)
 
 
 def slice_tensors(
     data: Any, tensor_slice: Any, process_index: int | None = None, num_processes: int | None = None
 ) -> Any:
-    """``tensor[tensor_slice]`` in place of each tensor. The last two arguments are ignored, as in Accelerate."""
+    """``data`` with ``tensor[tensor_slice]`` in place of each tensor. Accelerate's other arguments are ignored."""
     return recursively_apply(lambda tensor: tensor[tensor_slice], data)
 
 
@@ -137,7 +137,7 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
 def send_to_device(
     tensor: Any, device: Any, non_blocking: bool = False, skip_keys: str | Sequence[str] | None = None
 ) -> Any:
-    """Nested tensors, and objects with a ``to`` method, on ``device``.
+    """Move nested tensors, and objects with a ``to`` method, to ``device``. Other values are unchanged.
 
     Args:
         skip_keys: dictionary keys whose values are not moved.
@@ -156,7 +156,8 @@ def send_to_device(
 
 
 def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    """Nested tensors on ``device``, in containers of the same types. An object with a ``to`` method moves itself."""
+    """Move nested tensors to ``device``; containers keep their types. Other objects are moved by their ``to`` method if
+    they have one."""
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=non_blocking)
     kind = type(value)
@@ -178,12 +179,12 @@ def to_device(value: Any, device: torch.device, *, non_blocking: bool = False) -
 def _moved_by_itself(value: Any, device: torch.device, *, non_blocking: bool) -> Any:
     try:
         return value.to(device, non_blocking=non_blocking)
-    except TypeError:  # its ``to`` takes a device only
+    except TypeError:  # this ``to`` does not accept non_blocking
         return value.to(device)
 
 
 def convert_to_fp32(tensor: Any) -> Any:
-    """fp16 and bf16 tensors converted to fp32; other values unchanged."""
+    """Convert fp16 and bf16 tensors to fp32; other values are returned unchanged."""
     half = (torch.float16, torch.bfloat16)
     return recursively_apply(
         lambda item: item.float(), tensor, test_type=lambda item: getattr(item, "dtype", None) in half

@@ -49,7 +49,8 @@ def recursively_apply(
     error_on_other_type: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """``func(leaf, *args, **kwargs)`` in place of each leaf that ``test_type`` accepts; other leaves are kept.
+    """``data`` with ``func(leaf, *args, **kwargs)`` in place of each leaf that ``test_type`` accepts; other leaves are
+    kept.
 
     Raises:
         NotATensor: ``test_type`` rejects a leaf, and ``error_on_other_type`` is set.
@@ -102,18 +103,18 @@ def same_mapping(example: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def tensor_form(tensor: torch.Tensor) -> str:
-    """Type and shape as text: ``float32[4, 3]``; on a device other than the CPU ``cuda float32[4, 3]``."""
+    """Type and shape as text: ``float32[4, 3]``, or ``cuda float32[4, 3]`` for a tensor that is not on the CPU."""
     return f"{tensor_kind(tensor)}{list(tensor.shape)}"
 
 
 def tensor_kind(tensor: torch.Tensor) -> str:
-    """Type as text: ``float32``; on a device other than the CPU ``cuda float32``."""
+    """Type as text: ``float32``, or ``cuda float32`` for a tensor that is not on the CPU."""
     device = "" if tensor.device.type == "cpu" else f"{tensor.device.type} "
     return f"{device}{str(tensor.dtype)[6:]}"
 
 
 def form_of(value: Any, leaf: Callable[[torch.Tensor], str] = tensor_form) -> str:
-    """Nested containers as text: each tensor's type and shape, and the type of other values."""
+    """``value`` as text: its containers, the type and shape of each tensor, and the type of any other value."""
     if isinstance(value, torch.Tensor):
         return leaf(value)
     if isinstance(value, list | tuple):

@@ -40,13 +40,15 @@ class CannotPadNestedTensorWarning(UserWarning):
 def pad_across_processes(
     value: Any, group: RankGroup, *, dim: int = 0, pad_index: float = 0, pad_first: bool = False
 ) -> Any:
-    """Pad tensors along ``dim`` with ``pad_index`` to the longest length of any rank, at the end or the beginning.
+    """Pad each tensor along ``dim`` with ``pad_index`` to its longest length on any rank: at the end, or at the
+    beginning if ``pad_first`` is set.
 
-    Tensors without that dimension are unchanged. Only lengths are sent.
+    Tensors without that dimension are returned unchanged. The ranks exchange only lengths.
 
     Raises:
         NotATensor: a leaf is not a tensor.
-        RuntimeMisuse: types, numbers of dimensions or containers differ, or some ranks do not take part.
+        RuntimeMisuse: types, numbers of dimensions or containers differ among the ranks, or some ranks do not take
+            part.
     """
     tensors = leaves(value, "pad_across_processes")
     padded = [index for index, tensor in enumerate(tensors) if _has(tensor, dim)]
@@ -119,13 +121,13 @@ def gather_for_metrics(value: Any, group: RankGroup, source: object, *, use_gath
 def gather_samples(
     value: Any, group: RankGroup, *, samples: int | None, valid: int | None, use_gather_object: bool = False
 ) -> Any:
-    """Tensors concatenated along dimension 0 and lists of objects joined, in rank order, on every rank. Any other value
-    becomes a list with one item per rank. A single process gets its own value back.
+    """Concatenate all ranks' tensors along dimension 0, and join their lists of objects, in rank order, on every rank.
+    Any other value becomes a list with one item per rank. A single process gets its own value back.
 
     Args:
         samples: number of samples in the batch: the length of a tensor or list with one entry per sample.
-        valid: number of leading samples that are not repetitions; None: no repetitions.
-        use_gather_object: gather everything as objects, so tensors may differ in shape.
+        valid: number of leading samples that are not repetitions; None if there are no repetitions.
+        use_gather_object: gather everything as objects, so that tensors may differ in shape.
 
     Raises:
         RuntimeMisuse: types, shapes or containers differ among the ranks, or some ranks do not take part.
@@ -158,7 +160,7 @@ def _gather_tensors(
     for index, tensor in enumerate(ready):
         own = [report[2 + index] for report in reports]
         by_sample = all(length == report[0] for length, report in zip(own, reports, strict=True))
-        # Unequal lengths are allowed only if they are the ranks' batch sizes; gather_all raises for all others.
+        # Lengths may differ only if they are the ranks' batch sizes. If others differ, gather_all raises an error.
         longest = max(own) if by_sample else len(tensor)
         valid_here = [report[1] if by_sample else -1 for report in reports]
         kept = [length if count < 0 else count for length, count in zip(own, valid_here, strict=True)]
@@ -213,7 +215,7 @@ def _is_hole(value: Any) -> bool:
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    """Type and shape without dimension 0, whose lengths are exchanged separately."""
+    """Type and shape as text, without the length along dimension 0, which is exchanged separately."""
     return f"{tensor_kind(tensor)}[…, {', '.join(map(str, tensor.shape[1:]))}]"
 
 
