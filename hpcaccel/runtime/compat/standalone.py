@@ -70,11 +70,11 @@ def prepare_data_loader(
     use_stateful_dataloader: bool = False,
     torch_device_mesh: Any = None,
 ) -> PreparedLoader:
-    """This rank's part of a loader, as ``Accelerator.prepare`` returns it. Checkpoints do not contain its position. To
-    resume in the middle of an epoch, use ``Accelerator.prepare``.
+    """This rank's part of a loader, as ``Accelerator.prepare`` returns it. Checkpoints do not contain this loader's
+    position. To resume in the middle of an epoch, use ``Accelerator.prepare``.
 
     Args:
-        num_processes, process_index: default: the number of data-parallel ranks, and this process's rank among them.
+        num_processes, process_index: by default, the number of data-parallel ranks and this process's rank among them.
         torch_device_mesh: ignored; the Accelerator has the mesh.
 
     Raises:
@@ -106,7 +106,7 @@ def prepare_data_loader(
 def _placed(
     group: RankGroup, device: torch.device | None, size: int | None, rank: int | None, *, dispatch: bool
 ) -> RankGroup:
-    """The group, with the device, number of ranks and rank that the caller has set."""
+    """``group`` with the device, the number of ranks and the rank that the caller has set, if any."""
     device = group.device if device is None else torch.device(device)
     size = group.data_size if size is None else size
     rank = group.data_rank if rank is None else rank
@@ -139,8 +139,8 @@ def save(
         safe_serialization: write a safetensors file; ``obj`` must then be a dict of tensors by name, and ``f`` a path.
 
     Raises:
-        RuntimeMisuse: ``obj`` contains shards, and some ranks did not call; ``obj`` is a sharded module; or
-            safetensors cannot store ``obj``.
+        RuntimeMisuse: ``obj`` contains shards, and some ranks did not call this function; ``obj`` is a sharded module;
+            or safetensors cannot store ``obj``.
     """
     session = TrainingSession.existing()
     settings = Settings() if session is None else session.settings

@@ -1,8 +1,8 @@
 """Rank, world size and rendezvous address of this process, from the environment.
 
-The first of these that is set is used: torchrun's variables (hpcaccel's own launcher sets them too), a Slurm job step's
-(unless mpirun started ranks inside the step), an MPI launcher's. Otherwise the process trains alone. Tasks that would
-each train alone are an error, because they would overwrite each other's files; ``HPCACCEL_ALONE=1`` allows it.
+Variables are used in this order: torchrun's (hpcaccel's own launcher sets them too), a Slurm step's (unless mpirun
+started ranks inside the step), an MPI launcher's. Without any of them, the process trains alone. If each task of a step
+would train alone, an error is raised, as they would overwrite each other's files. ``HPCACCEL_ALONE=1`` allows it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ __all__ = ["RankEnvironment", "detect", "is_set"]
 FIRST_SPECIAL_STEP = 0xFFFFFFFA
 """First of Slurm's special step numbers (interactive shells, the batch script …), whose steps have no ranks."""
 DEFAULT_PORT = 29_500
-"""torch's usual port, for an MPI launcher without a job id."""
+"""torch's default port, used with an MPI launcher that sets no job id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnvironment:
-    """Rank of this process and number of ranks, on all nodes and on this node (local), and the rendezvous address."""
+    """Rank of this process and number of ranks, in total and on this node (``local_*``); the rendezvous address."""
 
     rank: int
     world_size: int
@@ -38,13 +38,13 @@ class RankEnvironment:
     largest_node: int = 1
     """The largest number of ranks on one node."""
     key: str = ""
-    """Name of this group, from the launcher and its ids, such as Slurm's job and step."""
+    """Name of this group of ranks, made of the launcher's name and ids, such as Slurm's job and step ids."""
     ports: tuple[int, ...] = ()
-    """Candidate ports for rank 0's port discovery; empty: the store is at ``master_port``."""
+    """Candidate ports for rank 0's port discovery; empty if the store is at ``master_port``."""
 
     @property
     def variables(self) -> dict[str, str]:
-        """torchrun's variables with these values."""
+        """torchrun's environment variables, with the values of this object."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world_size),
@@ -199,7 +199,7 @@ def _from_slurm(env: Mapping[str, str]) -> RankEnvironment:
 
 
 def _ports(env: Mapping[str, str], job: int, step: int = 0, restart: int = 0) -> tuple[int, tuple[int, ...]]:
-    """MASTER_PORT and no candidates if it is set, else the first candidate and all candidates."""
+    """Returns MASTER_PORT and no candidates if it is set, else the first candidate port and all candidate ports."""
     if env.get("MASTER_PORT"):
         return _number(env, "MASTER_PORT"), ()
     ports = candidate_ports(job=job, step=step, restart=restart)

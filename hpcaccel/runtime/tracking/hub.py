@@ -81,7 +81,7 @@ class Tracking:
         """The started tracker ``name``; a ``SilentTracker`` if it is not running on this rank.
 
         Args:
-            unwrap: return the package's object instead.
+            unwrap: return the object of the tracker's package instead.
 
         Raises:
             RuntimeMisuse: trackers have started, and no selected tracker has this name.
@@ -108,7 +108,7 @@ class Tracking:
             tracker.resumed(step)
 
     def finish(self) -> None:
-        """Finish all trackers, even if one of them raises."""
+        """Finish all trackers, even if one of them raises an error."""
         atexit.unregister(self.flush)
         started, self._started = self._started, []
         with ExitStack() as stack:
