@@ -148,7 +148,7 @@ def verify(
 
 
 def _place(token: str) -> Path:
-    """The path ``token`` if it exists; else the checkpoint RUN@STEP, or RUN's checkpoint directory."""
+    """The path ``token`` if it exists; otherwise the checkpoint ``RUN@STEP``, or the checkpoint directory of a run."""
     from hpcaccel.submission.runs.checkpoints import find_checkpoint, find_place, is_checkpoint_of_run
 
     path = Path(token).expanduser().absolute()

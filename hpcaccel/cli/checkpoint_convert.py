@@ -108,7 +108,8 @@ def _print_result(result: dict[str, Any]) -> None:
 
 
 def _source(token: str) -> Path:
-    """``token`` as a path if it exists and is no hpcaccel run or checkpoint; else the hpcaccel checkpoint it names."""
+    """The path ``token`` if it exists and is not a run or a checkpoint of hpcaccel; otherwise the checkpoint that
+    ``token`` names."""
     from hpcaccel import checkpoint_files
     from hpcaccel.submission.runs.checkpoints import find_checkpoint
 
@@ -123,14 +124,14 @@ def run_convert(request: dict[str, Any]) -> dict[str, Any]:
     """Run a conversion and show its progress.
 
     Args:
-        request: JSON input of ``hpcaccel.checkpoint.formats``.
+        request: what to convert; ``hpcaccel.checkpoint.formats`` reads it as JSON.
 
     Returns:
-        The result printed by ``hpcaccel.checkpoint.formats``.
+        The result that ``hpcaccel.checkpoint.formats`` prints as JSON.
 
     Raises:
         UserError: torch is not installed, or the conversion is impossible; the message gives the reason.
-        HpcaccelError: the process failed unexpectedly; its error is on stderr.
+        HpcaccelError: the conversion process failed unexpectedly; its error is on stderr.
     """
     from hpcaccel.view.progress import Transfer
 

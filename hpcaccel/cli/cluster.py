@@ -171,7 +171,8 @@ def _default_name() -> str | None:
 
 @contextmanager
 def _runner(profile: ClusterProfile) -> Iterator[Callable[..., Any]]:
-    """Yield a replacement for ``subprocess.run`` that runs programs on the machine with the profile's Slurm."""
+    """Yield a replacement for ``subprocess.run`` that runs programs on the profile's host, or on this machine if the
+    profile has no host."""
     import subprocess
 
     if profile.host is None:
@@ -192,7 +193,8 @@ def _probe(profile: ClusterProfile) -> SiteFacts:
 
 
 def _row(name: str) -> dict[str, Any]:
-    """A row of the list, with an error message if the profile or its facts cannot be read."""
+    """The row of the profile ``name`` in ``cluster list``. It contains an error message if the profile or its facts
+    cannot be read."""
     from hpcaccel.spec.cluster.cluster_facts import load_facts
 
     row: dict[str, Any] = {"name": name, "default": False, "where": "", "facts": ""}
@@ -209,7 +211,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _print_facts(facts: SiteFacts) -> None:
-    """Print the facts in a few lines."""
+    """Print a summary of the facts about a cluster."""
     from hpcaccel.core.formatting import duration
 
     config = facts.config

@@ -82,7 +82,8 @@ def install(
 
 @contextmanager
 def _progress() -> Iterator[ProgressCallback]:
-    """Show pip's progress: on a terminal a single updated line with the percentage of a download; else line by line."""
+    """Yield a callback that shows pip's progress. On a terminal it updates a single line, with the percentage of a
+    download; elsewhere it prints a line for each step."""
     from hpcaccel.core.formatting import clean
 
     if not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""Following a run: its progress until it ends (``wait``, ``submit --wait``), or its status (``status --watch``)."""
+"""Follows a run: shows its progress until it ends (``wait``, ``submit --wait``), or its status (``status --watch``)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["follow_to_the_end", "watch_status"]
 
 LOOK_SECONDS = 2.0
-"""Interval at which ``status --watch`` reads the run directory. Slurm is queried as rarely as by ``wait``."""
+"""Interval at which ``status --watch`` reads the run directory. Slurm is queried no more often than by ``wait``."""
 _CLEAR = "\x1b[H\x1b[2J"
-"""Clears the screen and keeps the terminal's scrollback."""
+"""Escape sequence that clears the screen but keeps the terminal's scrollback."""
 
 
 def follow_to_the_end(run: RunDir, *, json: bool) -> NoReturn:
-    """Show the progress of ``run`` until it ends or pauses, then its summary, and exit with its exit code.
+    """Show the progress of ``run`` until it ends or pauses, then print its summary, and exit.
 
     Raises:
-        typer.Exit: with 0 completed or pruned, 1 failed or lost, 85 paused, 130 cancelled or after Ctrl-C, which does
-            not stop the run.
+        typer.Exit: always. The exit code is 0 if the run completed or was pruned, 1 if it failed or was lost, 85 if it
+            paused, 130 if it was cancelled. After Ctrl-C the exit code is also 130, and the run continues.
     """
     from hpcaccel.view.progress import display, follow
     from hpcaccel.view.run_overview import overview
@@ -52,12 +52,12 @@ def follow_to_the_end(run: RunDir, *, json: bool) -> NoReturn:
 
 
 def watch_status(run: AnyRun, show: Callable[[], None]) -> None:
-    """Call ``show`` repeatedly until ``run`` has ended or is paused.
+    """Call ``show`` repeatedly until ``run`` has ended or is paused, and print its output page by page.
 
-    A terminal is cleared before each page; elsewhere an empty line separates the pages.
+    On a terminal the screen is cleared before each page; elsewhere an empty line separates the pages.
 
     Raises:
-        typer.Exit: with 130 after Ctrl-C, which does not stop the run.
+        typer.Exit: after Ctrl-C, with exit code 130. The run continues.
     """
     from hpcaccel.view.text_tables import has_a_terminal
 
@@ -81,7 +81,8 @@ def watch_status(run: AnyRun, show: Callable[[], None]) -> None:
 
 
 def _shown(show: Callable[[], None]) -> tuple[str, str]:
-    """Collect the output of ``show`` on stdout and stderr, so that the old page stays until the next is complete."""
+    """Returns what ``show`` writes to stdout and what it writes to stderr. The output is collected so that the old page
+    stays on the screen until the next one is complete."""
     page, notes = _Page(sys.stdout), _Page(sys.stderr)
     with redirect_stdout(page), redirect_stderr(notes):
         show()

@@ -1,4 +1,4 @@
-"""``init``: a first spec file, with the partitions and accounts of the cluster."""
+"""``init``: writes a first spec file, with the partitions and accounts of the cluster."""
 
 from __future__ import annotations
 
@@ -52,7 +52,11 @@ def init(
 
 
 def _found(script: Path | None, output: Path) -> Path | None:
-    """The given script; else ``train.py`` beside the new file, if it exists."""
+    """``script`` or, if it is None, the file ``train.py`` beside ``output``; None if there is no ``train.py``.
+
+    Raises:
+        UserError: ``script`` is given and does not exist.
+    """
     if script is None:
         beside = output.parent / "train.py"
         return beside if beside.is_file() else None
@@ -62,7 +66,7 @@ def _found(script: Path | None, output: Path) -> Path | None:
 
 
 def _name(path: Path) -> str:
-    """A run name, from the name of a file."""
+    """A run name derived from the name of a file."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:64] or "job"
 
 
@@ -71,7 +75,8 @@ def _relative(script: Path, output: Path) -> str:
 
 
 def _query_slurm() -> tuple[list[PartitionInfo], list[Association]]:
-    """Partitions and accounts of the cluster; both empty if there is no Slurm, or (with a note) if a query fails."""
+    """Returns the cluster's partitions and the user's accounts. Both lists are empty if there is no Slurm, or if a
+    query fails, which prints a note."""
     import getpass
 
     from hpcaccel.slurm.commands import Slurm
@@ -116,9 +121,9 @@ def starter_spec(
     """The text of a commented spec file.
 
     Args:
-        script: path of the training script, relative to the file; None if there is none yet.
-        schema: path of the JSON Schema for editors, relative to the file.
-        partitions: partitions of the cluster; if none is available, the file has placeholders.
+        script: path of the training script, relative to the spec file; None if there is no script yet.
+        schema: path of the JSON Schema for editors, relative to the spec file.
+        partitions: partitions of the cluster; if none is available, the spec file has placeholders.
         associations: the accounts that the user may charge.
     """
     partition = choose_partition(partitions)
@@ -132,7 +137,7 @@ def starter_spec(
 
 
 def choose_partition(partitions: Sequence[PartitionInfo]) -> PartitionInfo | None:
-    """The partition to propose: the cluster's default, else the largest; None if none is available.
+    """The partition to propose: the cluster's default, else the largest; None if no partition is available.
 
     Available partitions with GPUs take precedence, even over a default partition without GPUs.
     """
@@ -142,7 +147,8 @@ def choose_partition(partitions: Sequence[PartitionInfo]) -> PartitionInfo | Non
 
 
 def choose_account(associations: Sequence[Association], partition: str) -> Association | None:
-    """An account that may be charged in ``partition``, preferably the user's default; None if there is none."""
+    """An account to which jobs in ``partition`` may be charged, preferably the user's default; None if there is no such
+    account."""
     usable = [one for one in associations if one.partition in (None, "", partition)]
     return max(usable, key=lambda one: one.default, default=None)
 
@@ -182,7 +188,7 @@ def _partitions(partitions: Sequence[PartitionInfo]) -> str:
 
 
 def _time(partition: PartitionInfo) -> str:
-    """A day, or the partition's limit if that is shorter, in sbatch's format."""
+    """The time limit to propose, in sbatch's format: one day, or the partition's limit if that is shorter."""
     seconds = min(DAY_SECONDS, partition.time_limit_seconds or DAY_SECONDS)
     days, rest = divmod(max(60, seconds), DAY_SECONDS)
     clock = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"

@@ -1,4 +1,4 @@
-"""The ``hpcaccel`` program: its commands, and its errors and exit codes.
+"""The ``hpcaccel`` program: registers the commands, and turns errors into messages and exit codes.
 
 Typer's rich help is off: it would double the run time of ``hpcaccel --help``.
 """
@@ -25,11 +25,11 @@ from hpcaccel.errors import HpcaccelError, SpecError, UserError
 __all__ = ["app"]
 
 EXIT_BROKEN_PIPE = 128 + 13
-"""Exit code that a shell reports for a program ended by SIGPIPE."""
+"""Exit code that a shell reports for a program killed by SIGPIPE."""
 
 
 class Commands(TyperGroup):
-    """The root command. Converts hpcaccel's errors to a message and an exit code; bugs keep their traceback."""
+    """The root command. Turns errors into a message and an exit code; unexpected exceptions keep their traceback."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         write_commands(self.commands, formatter)
@@ -77,11 +77,12 @@ WITHOUT_DIRECTORY = {
     "logs",
     "shell",
 }
-"""Commands about runs, which work even if the current directory has been removed."""
+"""Commands that work even if the current directory has been removed."""
 
 
 def _leave_removed_directory(command: list[str]) -> None:
-    """If the current directory has been removed, change to ``/``, or raise UserError if the command needs it."""
+    """If the current directory has been removed, change to ``/``. Raise UserError if ``command`` needs a current
+    directory."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -54,7 +54,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def chosen_profile(name: str | None) -> ClusterProfile | None:
-    """The profile ``name``; for None, the default profile. Returns None for Slurm on this machine without a profile."""
+    """The profile ``name``, or the default profile if ``name`` is None. Returns None for Slurm on this machine without
+    a profile."""
     from hpcaccel.spec import load_profile, profile_names
 
     if name == "slurm" and name not in profile_names():

@@ -38,7 +38,7 @@ def print_json(value: Any) -> None:
 
 
 def print_bytes(*, out: bytes = b"", err: bytes = b"") -> None:
-    """Print, unchanged, the output of a command that ran on a login node."""
+    """Print the output of a command that ran on a login node, without changing it."""
     for stream, text in ((sys.stderr, err), (sys.stdout, out)):
         stream.buffer.write(text)
         stream.flush()
@@ -50,7 +50,7 @@ def terminal_columns() -> int | None:
 
 
 def note(message: str) -> None:
-    """Print a message for the user on stderr, which keeps it out of the command's own output."""
+    """Print a message for the user on stderr, so that stdout has only the command's own output."""
     typer.echo(presentable(message), err=True)
 
 
@@ -72,7 +72,7 @@ def show_message(label: str, message: str, *, colour: str) -> None:
 
 
 def os_error_message(error: OSError) -> str | None:
-    """Message for an operating system error that the user can fix. None for other errors: they keep their traceback."""
+    """A message for an operating system error that the user can fix; None for other errors, whose traceback is kept."""
     if error.errno not in _USER_ERRORS:
         return None
     return presentable(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))

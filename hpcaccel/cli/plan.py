@@ -1,4 +1,4 @@
-"""``plan``: comparison of partitions and sizes before a submission."""
+"""``plan``: compares partitions and node counts before a submission."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def plan(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[JobSpec], None]]:
-    """Show on a terminal which job is being estimated. A busy controller may take a second per job."""
+    """Yield a callback that shows on a terminal which job is being estimated. A busy Slurm controller may take a second
+    per job."""
     from rich.console import Console
 
     with Console(stderr=True).status("querying Slurm …") as status:

@@ -1,4 +1,4 @@
-"""``logs``, ``stacks``, ``shell``: output and stacks of a run's ranks, and a shell alongside them."""
+"""``logs``, ``stacks``, ``shell``: show the output and the stacks of a run's ranks, and open a shell on their nodes."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def logs(
 
 
 def stream_logs(request: Mapping[str, Any], write: Callable[[bytes, dict[str, Any]], None]) -> str:
-    """Write the logs for a request from another machine in chunks, starting at the position in the request.
+    """Answer the ``logs`` command of another machine: write the logs in chunks, starting at ``request["position"]``.
 
     Args:
-        request: ``run``, ``rank``, ``attempt``, ``follow``, ``position``.
+        request: a mapping with the keys ``run``, ``rank``, ``attempt``, ``follow`` and ``position``.
         write: called with each chunk and the position after it.
 
     Returns:
@@ -142,10 +142,10 @@ _NO_HEARTBEAT = (
 
 
 def _attempt_with_stacks(run: RunDir, newest: int) -> int:
-    """The newest attempt with stacks, up to ``newest``.
+    """The newest attempt that has stacks; attempts after ``newest`` are not considered.
 
     Raises:
-        UserError: there are no stacks: no attempt has hung, and none were requested while an attempt ran.
+        UserError: no attempt has stacks: none hung, and no user requested stacks while one was running.
     """
     from hpcaccel.view.stack_groups import newest_dump
 
@@ -244,7 +244,10 @@ def _on_a_node(run: Run, node: str | None) -> None:
 
 
 def _name_of(node: str | None, nodes: list[str], run_id: str) -> str | None:
-    """The name of a node given by name or index. For None: the first node, or None if the nodes are not known yet."""
+    """The name of the node that ``node``, a name or an index, refers to.
+
+    If ``node`` is None, returns the first node, or None if the nodes are not known yet.
+    """
     if node is None:
         return nodes[0] if nodes else None
     if node in nodes:

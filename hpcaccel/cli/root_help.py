@@ -1,4 +1,4 @@
-"""Pages of ``--help``: commands in groups, each with its full summary, and examples."""
+"""The pages that ``--help`` prints: the commands in groups, each command with its full summary, and examples."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NOT_OURS: Mapping[str, str] = {
     "env": "`hpcaccel --version` prints the version, and `hpcaccel cluster show NAME` the facts about a cluster; the "
     "package versions of a run are in its record.json",
 }
-"""Accelerate commands, and what to use instead."""
+"""Accelerate's commands that hpcaccel does not have, each with what to use instead."""
 
 
 class WholeSummaries(TyperGroup):
@@ -55,7 +55,8 @@ class WholeSummaries(TyperGroup):
 
 
 def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
-    """Write every command that is not hidden, those without a group under ``Other``; then the calls in Python."""
+    """Write the commands that are not hidden, by group. Commands that are in no group come under ``Other``. Then write
+    how to use hpcaccel from Python."""
     left = {name: command for name, command in commands.items() if not command.hidden}
     for title, names in GROUPS.items():
         rows = [(name, _summary(left.pop(name))) for name in names if name in left]

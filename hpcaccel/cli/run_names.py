@@ -18,7 +18,7 @@ MOST_IDS = 50
 
 
 def find(name: str) -> AnyRun:
-    """The run with this id, id prefix, name (its latest run), job id or path."""
+    """The run that ``name`` refers to: an id, an id prefix, a run name (its latest run), a job id or a path."""
     from hpcaccel.submission.runs.find import find_run
 
     return find_run(name)
@@ -46,7 +46,7 @@ def as_sweep(run: AnyRun) -> Sweep | None:
 
 
 def one_run(run: AnyRun) -> Run:
-    """Return ``run`` unchanged.
+    """Return ``run`` unchanged if it is a single run.
 
     Raises:
         UserError: ``run`` is an array or a sweep, which consists of several runs.
@@ -70,17 +70,17 @@ def one_run(run: AnyRun) -> Run:
 
 
 def complete_run(incomplete: str) -> list[tuple[str, str]]:
-    """Names of runs, then their ids, both newest first, each with a description."""
+    """Completions for a run: names, then ids, each newest first and with a description."""
     return _offered(incomplete, only_sweeps=False)
 
 
 def complete_sweep(incomplete: str) -> list[tuple[str, str]]:
-    """Names and ids of sweeps."""
+    """Completions for a sweep: names, then ids, each newest first and with a description."""
     return _offered(incomplete, only_sweeps=True)
 
 
 def complete_checkpoint(incomplete: str) -> list[tuple[str, str]]:
-    """Names of runs; after an ``@`` the steps of the run's checkpoints."""
+    """Completions for a checkpoint: runs or, after ``RUN@``, the steps of that run's checkpoints."""
     run, at, step = incomplete.partition("@")
     if not at:
         return complete_run(incomplete)
@@ -108,7 +108,8 @@ def _offered(incomplete: str, *, only_sweeps: bool) -> list[tuple[str, str]]:
 
 
 def _runs() -> list[tuple[str, str, bool]]:
-    """Each run on this machine or submitted from it, newest first: id, name, and whether the run is a sweep."""
+    """Returns the id and the name of each run, and whether it is a sweep; newest first. Includes runs that were
+    submitted from this machine to clusters behind SSH."""
     from hpcaccel.submission.remote.remote_index import remote_runs
     from hpcaccel.submission.runs.find import known_runs
 

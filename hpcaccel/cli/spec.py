@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["render", "schema", "validate"]
 
 RUN_ID = "RUN_ID"
-"""Placeholder for the run id, so that the same spec gives the same script."""
+"""Placeholder for the run id in the output of ``render``, so that the same spec always gives the same script."""
 
 
 def schema(
@@ -75,9 +75,9 @@ class _CheckedJob:
     spec: JobSpec
     warnings: list[str]
     age: float | None
-    """Age of the facts in seconds; None without facts."""
+    """Age of the stored facts in seconds; None if there are no facts."""
     estimate: float | None = None
-    """Expected start, in seconds since the epoch."""
+    """Expected start, in seconds since the epoch; None if unknown."""
 
     def to_json(self) -> dict[str, Any]:
         from hpcaccel.spec import spec_hash
@@ -109,7 +109,8 @@ def _check(jobs: Sequence[JobSpec], profile: ClusterProfile | None, *, live: boo
 def _jobs(
     file: Path, overrides: Sequence[str], profile: ClusterProfile | None, several: Sequence[JobSpec] | None
 ) -> list[JobSpec]:
-    """The job of ``file``, or its ``several`` jobs, with the defaults of ``profile``."""
+    """The jobs of ``file``, with the defaults of ``profile``. ``several`` has the jobs read from the file, or is None
+    if the file has a single job."""
     from hpcaccel.spec import load_spec
     from hpcaccel.spec.loading.workflow import over_profile
 
@@ -119,7 +120,7 @@ def _jobs(
 
 
 def _add_estimates(checked: Sequence[_CheckedJob], receipt: BundleReceipt) -> None:
-    """Set the expected starts from the output of ``validate --live`` on the cluster.
+    """Set the expected start of each job from the output of ``validate --live`` on the cluster.
 
     Raises:
         SpecError: Slurm would reject a job.
@@ -158,7 +159,8 @@ def _print_checked(file: Path, checked: Sequence[_CheckedJob], *, several: bool,
 
 
 def _on_site(spec: JobSpec, profile: ClusterProfile | None) -> tuple[list[str], float | None]:
-    """Warnings from the stored facts, and the age of the facts in seconds; raises SpecError with errors from them."""
+    """Compare a job with the stored facts. Returns the warnings, and the age of the facts in seconds (None if there are
+    no facts). Raises SpecError if the job contradicts the facts."""
     if profile is None or profile.backend == "local":
         return [], None
     from hpcaccel.submission.clusters.checks import findings_for, way_out

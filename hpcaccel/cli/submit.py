@@ -119,7 +119,7 @@ def _submit_one(
     quiet: bool,
     key: str | None,
 ) -> Run | RunArray | None:
-    """Submit a file with a single job; None if nothing was submitted."""
+    """Submit a file with a single job. Returns None if nothing was submitted."""
     from hpcaccel.submission.runs.run_handle import open_run
     from hpcaccel.submission.submit.api import advice_afterwards, submit_prepared
     from hpcaccel.submission.submit.idempotent import once_or_always
@@ -165,7 +165,7 @@ def _submit_there(
     key: str | None,
     refused: Sequence[str],
 ) -> NoReturn:
-    """Submit on the cluster. Some options are handled on this machine (`handled_here`), the rest on the cluster."""
+    """Submit a file on the cluster. Options in `handled_here` are handled on this machine, others on the cluster."""
     from hpcaccel.spec.loading.overrides import grid_size
     from hpcaccel.spec.loading.workflow import read_jobs
     from hpcaccel.submission.remote.bundle import expanded_on
@@ -244,10 +244,10 @@ def _submit_several(
     key: str | None,
     refused: Sequence[str],
 ) -> bool:
-    """Submit the jobs of ``file``; False, without any effect, if it has a single job.
+    """Submit the jobs of a file with several jobs, and return True. For a file with a single job, return False at once.
 
     Args:
-        refused: given options that apply to a single job only.
+        refused: options that the user has given, but that apply to a single job only.
     """
     from hpcaccel.spec.loading.workflow import read_jobs
 
@@ -276,7 +276,7 @@ def _submit_several(
 
 
 def _refuse_for_several(file: Path, jobs: Sequence[JobSpec], options: Sequence[str]) -> None:
-    """Raise UserError if ``options``, which apply to a single job only, are given."""
+    """Raise UserError if the user has given ``options``, which apply to a single job only."""
     if options:
         raise UserError(f"not supported for a file with several jobs ({file} has {len(jobs)}): {', '.join(options)}")
 

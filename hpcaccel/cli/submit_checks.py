@@ -20,7 +20,7 @@ __all__ = ["debug_overrides", "refuse_what_slurm_refuses", "show_changes"]
 
 
 def debug_overrides(file: Path, overrides: Sequence[str], cluster: str | None) -> list[str]:
-    """The overrides of ``submit --debug``, followed by the user's own, which take precedence."""
+    """The overrides of ``submit --debug``, followed by the user's own overrides, which take precedence."""
     from hpcaccel.spec import load_spec
     from hpcaccel.spec.cluster.cluster_facts import load_facts
     from hpcaccel.submission.clusters.plan import debug_job
@@ -55,7 +55,8 @@ def refuse_what_slurm_refuses(prepared: PreparedSubmission) -> None:
 
 
 def show_changes(prepared: PreparedSubmission, *, json: bool) -> dict[str, Any]:
-    """The changes since the last run with this name, as JSON ({} for a first run); printed unless ``json``."""
+    """Returns the changes since the last run with this name, for JSON output ({} if this is the first run). Prints the
+    changes as text unless ``json`` is true."""
     from hpcaccel.submission.submit.comparison import changes_since_last
 
     found = changes_since_last(prepared)

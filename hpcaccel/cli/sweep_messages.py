@@ -149,11 +149,11 @@ def show_sweep(sweep: Sweep, *, json: bool) -> None:
 
 
 def follow_sweep(sweep: Sweep, *, json: bool) -> NoReturn:
-    """Show the progress of a sweep until it ends or pauses, and exit with its result.
+    """Show the progress of a sweep until it ends or pauses, then print its status, and exit.
 
     Raises:
-        typer.Exit: with 0 completed, 1 failed or lost, 85 paused, 130 cancelled or after Ctrl-C, which does not stop
-            the sweep.
+        typer.Exit: always. The exit code is 0 if the sweep completed, 1 if it failed or was lost, 85 if it paused, 130
+            if it was cancelled. After Ctrl-C the exit code is also 130, and the sweep continues.
     """
     from hpcaccel.view.sweep_tables import sweep_in_a_line
 

@@ -38,7 +38,7 @@ def render(
         python: absolute path of the interpreter that runs the supervisor.
         profile: the cluster's profile, for its variables, excluded nodes and templates.
         array_size: number of tasks; None for a single job.
-        header: the entries of the comment at the top (hash, commit, version), in the mapping's order.
+        header: entries of the comment at the top of the script (hash, commit, version), in the mapping's order.
         workdir: working directory of the ranks if the spec sets none; by default the current directory.
         template: a template file, or a directory of templates, to use instead of the profile's.
 

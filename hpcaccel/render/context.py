@@ -62,7 +62,7 @@ def template_names(
         "directives": _directives(spec, run_dir, array_size, profile.exclude if profile else []) if slurm else [],
         "components": _components(spec, profile.exclude if profile else []) if slurm else [],
         "expedite": slurm and _requeue(spec) == ("requeue", "expedite"),
-        "run_dir": str(run_dir.path),  # for an array or a sweep, the parent directory
+        "run_dir": str(run_dir.path),  # for an array or a sweep, the directory of the whole array or sweep
         "python": python,
         "workdir": workdir,
         "modules": environment.modules,
@@ -80,7 +80,7 @@ def template_names(
 def _directives(
     spec: JobSpec, run_dir: RunDir, array_size: int | None, left_out: Sequence[str]
 ) -> list[tuple[str, str | None]]:
-    """sbatch's long options and their values; None for an option without a value.
+    """The long options for sbatch, each with its value (None if the option takes none).
 
     Args:
         left_out: nodes that the profile excludes for all jobs.
@@ -99,7 +99,8 @@ def _directives(
 
 
 def _components(spec: JobSpec, left_out: Sequence[str]) -> list[list[tuple[str, str | None]]]:
-    """For each component of a heterogeneous job except the first: options that Slurm does not copy from the first."""
+    """The sbatch options of each component of a heterogeneous job except the first, without the options that Slurm
+    copies from the first."""
     kept = {"time", "time-min", *(name.replace("_", "-") for name in ComponentSlurmSection.model_fields)}
     jobs_own = {name.replace("_", "-") for name in SlurmSection.model_fields} - kept
     found = []
@@ -188,7 +189,7 @@ def pattern(path: str) -> str:
     """Escape a path for ``--output``, where Slurm expands ``%j`` and similar patterns.
 
     Raises:
-        SpecError: the path contains a backslash, which Slurm removes from such a path, or does not fit on one line.
+        SpecError: the path contains a backslash, which Slurm would remove, or does not fit on one line.
     """
     if "\\" in path:
         raise SpecError(

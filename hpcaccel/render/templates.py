@@ -1,4 +1,5 @@
-"""Lookup and rendering of batch script templates. Values are quoted for the shell unless a template filters them."""
+"""Finds and renders batch script templates. A value is quoted for the shell unless the template applies a filter to
+it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def our_folder() -> Path:
 
 
 def own_template(place: Path) -> Path | None:
-    """The user's template: the file ``place``, or ``sbatch.j2`` in the directory ``place`` (None if there is none).
+    """The user's template: the file ``place``, or ``sbatch.j2`` in the directory ``place`` (None if it has none).
 
     Raises:
         SpecError: ``place`` does not exist.
@@ -39,7 +40,7 @@ def own_template(place: Path) -> Path | None:
 
 
 def fill(names: Mapping[str, Any], *, own: Path | None) -> str:
-    """Render the user's template ``own``; if it is None, hpcaccel's template.
+    """Render the user's template ``own`` or, if it is None, hpcaccel's template, with the variables ``names``.
 
     Raises:
         SpecError: a template cannot be read or rendered, or a value cannot be quoted.
@@ -62,10 +63,10 @@ def fill(names: Mapping[str, Any], *, own: Path | None) -> str:
 
 
 class _ShellEnvironment(jinja2.Environment):
-    """A Jinja environment in which ``{{ value }}`` quotes for the shell.
+    """A Jinja environment in which ``{{ value }}`` is quoted for the shell.
 
-    Markup marks text that is already quoted: the output of a filter, or of a block or macro, joined by ``concat``.
-    Jinja's autoescape is for HTML and stays off.
+    ``Markup`` marks text that is already quoted: the output of filters, and that of blocks and macros, whose parts
+    ``concat`` joins. Jinja's autoescape is for HTML and stays off.
     """
 
     concat = staticmethod(lambda parts: Markup("".join(parts)))
@@ -118,7 +119,8 @@ class _Renamed(jinja2.BaseLoader):
 
 
 def _place(error: BaseException, own: Path | None) -> str:
-    """File and line of the innermost template in a traceback; only the main template's file if there is none."""
+    """File and line of the innermost template in the error's traceback; only the main template's file if the traceback
+    has no template."""
     place = str(own or NAME)
     trace = error.__traceback__
     while trace is not None:

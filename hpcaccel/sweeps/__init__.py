@@ -1,4 +1,4 @@
 """Sweeps: searches over the parameters of a job, with many trials run by the tasks of a job array.
 
-Only ``sampler``, ``space``, ``study`` and ``journal`` import Optuna at load time, which takes half a second.
+Importing Optuna takes half a second, so only ``sampler``, ``space``, ``study`` and ``journal`` import it at the top.
 """

@@ -33,7 +33,8 @@ class Rung:
 
 
 def curve(sweep: SweepDir, trial: TrialRecord, metric: str) -> list[tuple[int, float]]:
-    """Steps and values of ``metric`` that a trial logged; a long curve is thinned to a few hundred points."""
+    """The values of ``metric`` that a trial logged, each with its step. A long curve is thinned to a few hundred
+    points."""
     lines = Logged(sweep.trial(trial.number)).read()
     found = {line.step: line.values[metric] for line in lines if metric in line.values}
     points = sorted(found.items())
@@ -101,7 +102,7 @@ def importances(sweep: SweepDir, trials: Sequence[TrialRecord], rungs: Sequence[
 
 
 def _at(trial: TrialRecord, rung: int) -> float | None:
-    """The trial's first value at or after a rung; None if it has none."""
+    """The trial's first value at or after a rung; None if there is no such value."""
     steps = [step for step in trial.intermediate if step >= rung]
     return trial.intermediate[min(steps)] if steps else None
 

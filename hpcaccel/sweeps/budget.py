@@ -1,4 +1,4 @@
-"""Compute time used by a sweep, its budget, and whether a worker may start another trial.
+"""The compute time and the budget of a sweep, and whether a worker may start another trial.
 
 The unit is the GPU-second: an allocation's number of GPUs times the seconds it is held, idle or not, as in the
 cluster's own accounting. An allocation without GPUs counts as one GPU for each rank it has room for.
@@ -64,10 +64,10 @@ class Held:
 
 @dataclass
 class ComputeAccount:
-    """Compute time of all workers, from their ``worker.jsonl``. ``read`` reads new lines.
+    """Compute time of all workers, from their ``worker.jsonl`` files. ``read`` reads new lines.
 
     Args:
-        ranks: ranks per allocation, counted if an allocation has no GPUs.
+        ranks: number of ranks in an allocation, counted instead of GPUs if it has none.
     """
 
     sweep: SweepDir
@@ -125,7 +125,7 @@ def _same_stay(one: WorkerStart, other: WorkerStart) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """``sweep.max_gpu_hours``. The arguments of its methods are in GPU-seconds."""
+    """The budget of a sweep, ``sweep.max_gpu_hours``. Its methods take GPU-seconds."""
 
     max_gpu_hours: float | None
 
@@ -210,14 +210,14 @@ class Allowance:
         self._id = sweep.run_id
         self._budget = Budget(max_gpu_hours=definition.spec.sweep.max_gpu_hours)
         self.account = ComputeAccount(sweep, ranks=ranks)
-        """Usage of all workers."""
+        """Compute time of all workers."""
         self._record = record
         self._read_at = float("-inf")
         self._end_time = hello.end_time
         self._warning_seconds = float(launch.warning_seconds or 0)
         self._resumable = launch.cooperative
         self._startup: list[float] = []
-        """Seconds to the first step of each trial that has ended under this tuner."""
+        """Start-up times (seconds until the first step) of the trials that have ended under this tuner."""
         self._any_ended = False
         self._too_small = ""
         """Message if the budget was used up before any trial was complete or pruned."""
@@ -285,8 +285,8 @@ class Allowance:
         """Whether the allocation ends too soon for another trial.
 
         A trial that saves when stopped loses only its start-up time, so twice that time must be left. A trial that
-        cannot be continued, or whose start-up time is unknown, needs its full run time. False until a trial has ended
-        under this tuner, and if the end of the allocation is unknown.
+        cannot be continued, or whose start-up time is unknown, needs its full run time. Returns False until a trial has
+        ended under this tuner, or if the end of the allocation is unknown.
         """
         if self._end_time is None or not self._any_ended:
             return False

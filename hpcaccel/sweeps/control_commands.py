@@ -42,7 +42,7 @@ from hpcaccel.sweeps.worker_jobs import WorkerArrays, arrays_of, hand_in_workers
 __all__ = ["CHANGEABLE", "current_arrays", "refuse_spent", "resume", "throttle"]
 
 CHANGEABLE = ("max_trials", "workers", "max_gpu_hours", "keep_checkpoints", "retries")
-"""Keys of ``sweep`` that may change on resume. The others may not, so that all trials stay comparable."""
+"""Keys of the section ``sweep`` that may change on resume. Other keys may not, so that all trials stay comparable."""
 
 
 def resume(
@@ -121,7 +121,7 @@ def _start_workers(sweep: SweepDir, spec: SweepSpec, *, count: int, slurm: Slurm
 
 
 def refuse_living(now: RunStatus) -> None:
-    """Raises RunBusy if a worker is running, queued or stopping."""
+    """Raise RunBusy if a worker is running, queued or stopping."""
     if now.state == "stopping":
         raise RunBusy(
             f"sweep {now.run_id} is stopping, and its trials are being saved: wait until it has ended with `hpcaccel "
@@ -139,7 +139,7 @@ def throttle(sweep: SweepDir, most: int, *, slurm: Slurm | None = None) -> None:
     """Let at most ``most`` workers run at a time. Workers that are running are not stopped.
 
     Raises:
-        UserError: the sweep runs on the local backend, has ended, or its workers are in more than ``most`` arrays.
+        UserError: the sweep runs on the local backend, has ended, or has workers in more than ``most`` job arrays.
         SlurmCommandError: Slurm did not respond.
     """
     record = read_record(sweep)
@@ -173,7 +173,7 @@ def current_arrays(sweep: SweepDir) -> dict[str, list[int]]:
 
 
 def _shares(sizes: Mapping[str, int], most: int) -> dict[str, int]:
-    """Number of tasks of each array that may run: at least one each; the rest is assigned to the first arrays."""
+    """How many tasks of each array may run at a time: at least one. The rest of ``most`` goes to the first arrays."""
     left = most - len(sizes)
     shares = {}
     for array_id, size in sizes.items():
@@ -187,7 +187,7 @@ def _shares(sizes: Mapping[str, int], most: int) -> dict[str, int]:
 
 def _changed(sweep: SweepDir, old: SweepSpec, changes: Sequence[str], file: Source | None) -> SweepSpec:
     if file is not None:
-        name = f"name={old.job.name}"  # the start may have set another name
+        name = f"name={old.job.name}"  # the name may have been overridden when the sweep was started
         new = load(file, cluster=read_record(sweep).cluster, overrides=[name, *changes])
     elif changes:
         job, section = old.job.model_dump(mode="json"), old.sweep.model_dump(mode="json")
@@ -240,7 +240,7 @@ def _refuse_finished(sweep: SweepDir, spec: SweepSpec, now: RunStatus) -> None:
 
 
 def refuse_spent(sweep: SweepDir, spec: SweepSpec) -> None:
-    """Raises UserError if the budget of ``spec`` is used up: workers would end at once."""
+    """Raise UserError if the budget of ``spec`` is used up: workers would end at once."""
     budget = Budget(max_gpu_hours=spec.sweep.max_gpu_hours)
     spent = ComputeAccount(sweep, ranks=Study(sweep).ranks).read().gpu_seconds()
     if budget.is_used_up(spent):

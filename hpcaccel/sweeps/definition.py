@@ -124,7 +124,7 @@ def chooser_command() -> list[str]:
 
 
 def sweep_hash(spec: SweepSpec) -> str:
-    """SHA-256 of the resolved spec with all defaults, in hex."""
+    """The SHA-256 hash, in hex, of the resolved spec with all defaults."""
     text = json.dumps(spec.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -155,7 +155,7 @@ def share(job: JobSpec, pack: int) -> JobSpec:
     if slurm.mem_megabytes:
         update["mem"] = f"{max(1, slurm.mem_megabytes // pack)}M"
     if slurm.cpus_per_task is not None:
-        # With fewer ranks, each keeps its CPUs; else the CPUs are divided.
+        # If a trial has fewer ranks than the worker, each rank keeps its CPUs; otherwise the CPUs are divided.
         fewer = slurm.ranks_per_node // slurm.model_copy(update=update).ranks_per_node
         update["cpus_per_task"] = max(1, slurm.cpus_per_task * fewer // pack)
     return job.model_copy(update={"slurm": slurm.model_copy(update=update)})

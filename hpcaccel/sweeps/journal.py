@@ -39,7 +39,7 @@ class Journal(BaseJournalBackend):
     def __init__(self, path: str | os.PathLike[str], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.file = JournalFile(path, patience_seconds=patience_seconds)
         self._offsets = array("Q", [0])
-        """Byte offset of each operation, by its number; the last entry is that of the next operation."""
+        """Byte offset of each operation, by its number; the last entry is where to look for the next operation."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.file.path, "patience_seconds": self.file.patience_seconds}

@@ -1,13 +1,13 @@
 """A sweep's journal: JSON lines that many processes on many nodes append to under a lock.
 
-A line counts once it and its own newline are in the file, unless its segment was closed before (see below). Readers
+A line counts once it and its own newline are in the file, unless its segment was closed earlier (see below). Readers
 take no lock and write nothing. Lines appended with ``sync`` survive a power cut. Any writer may be killed at any time.
 
-The lock is a file created by link(2), which is exclusive even on shared file systems. It is a second name for the
-process's *claim*, a small file that names the process, so that a waiting process can read who holds the lock. Kernel
-locks (fcntl) end with their holder, but some mounts confine them to one node without an error (NFS with ``nolock``,
-Lustre with ``localflock``, BeeGFS by default). A lock is never broken: if its holder is dead, or holds it for too long,
-the journal *segment* that the lock belongs to is closed (see ``journal_segments``).
+The lock is a file created by link(2), which succeeds for one process only, even on a shared file system. The file is
+a second name for that process's *claim*, a small file that names the process, so that waiting processes can read who
+holds the lock. Kernel locks (fcntl) end with their holder, but some mounts confine them to one node without an error
+(NFS with ``nolock``, Lustre with ``localflock``, BeeGFS by default). A lock is never broken: if its holder is dead or
+holds it for too long, the journal *segment* that the lock belongs to is closed (see ``journal_segments``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LockClaim:
         """Wait for the lock and take it.
 
         Returns:
-            False if its holder is dead or has held it for longer than ``patience_seconds``.
+            True if this process holds the lock; False if the holder is dead or has held it for ``patience_seconds``.
 
         Raises:
             OSError: the folder is not writable.
@@ -123,7 +123,7 @@ def owner_of(lock: Path) -> dict[str, Any] | None:
 
 
 def is_dead(owner: dict[str, Any] | None) -> bool:
-    """Whether a lock's owner is certainly gone. Only its own host can detect this, even after a reboot; else False."""
+    """Whether a lock's owner is certainly dead. Only the owner's host can tell, even after a reboot."""
     if not owner:
         return False
     machine = _machine()
@@ -191,11 +191,11 @@ class JournalFile:
         self._thread = threading.Lock()
 
     def append(self, lines: Iterable[Mapping[str, Any]], *, sync: bool = False) -> None:
-        """Append objects in order, with no line of another process between them.
+        """Append objects as lines, in order, with no line of another process between them.
 
         Raises:
             RunDirectoryError: the journal cannot be written, for example because the disk is full. Earlier lines are
-                intact; of the new lines, only those count that are completely in the file.
+                intact; of the new lines, only those that are complete in the file count.
         """
         data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
         try:
@@ -230,7 +230,7 @@ class JournalFile:
                 yield line, begin
 
     def pieces(self, offset: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Like ``lines``, but in chunks of many lines, each with the offset after it."""
+        """Like ``lines``, but in chunks of many lines. Yields the offset after each chunk, and the chunk."""
         try:
             yield from self._segments.pieces(offset)
         except OSError as error:

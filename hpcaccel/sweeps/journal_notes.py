@@ -69,12 +69,12 @@ BUDGET = "budget"
 
 
 def point_number(number: int, user_attrs: Mapping[str, Any]) -> int:
-    """Number of the trial for which the point was drawn; equal for all trials of the point."""
+    """Number of the trial for which the trial's point was drawn; the same for all trials of a point."""
     return int(user_attrs.get(POINT, number))
 
 
 def repeat_number(user_attrs: Mapping[str, Any]) -> int:
-    """Index among the trials of the point, from 0."""
+    """Index of the trial among the trials of its point, from 0."""
     return int(user_attrs.get(REPEAT, 0))
 
 
@@ -89,7 +89,7 @@ def is_extended(user_attrs: Mapping[str, Any]) -> bool:
 
 
 def is_drawn(user_attrs: Mapping[str, Any]) -> bool:
-    """Whether the search method drew the trial's point, and the trial was not discarded."""
+    """Whether the search method drew a point for this trial, and the trial was not discarded."""
     return ORIGIN not in user_attrs and SURPLUS not in user_attrs
 
 

@@ -1,4 +1,4 @@
-"""Trials as recorded in a sweep's journal, read without Optuna, because views must start in milliseconds.
+"""Reads the trials in a sweep's journal without Optuna, because views must start in milliseconds.
 
 The operations are replayed as in ``optuna.storages.JournalStorage``: an operation on a trial that does not exist or has
 finished has no effect. Many lines are decoded at a time, which takes half as long as decoding them one by one.
@@ -20,10 +20,10 @@ from hpcaccel.sweeps.journal_file import JournalFile
 __all__ = ["State", "StudyRecord", "TrialRecord", "read_study"]
 
 State = Literal["running", "complete", "pruned", "failed", "waiting"]
-"""waiting: enqueued and not started."""
+"""State of a trial. A ``waiting`` trial is enqueued and has not started."""
 
 STATES: tuple[State, ...] = ("running", "complete", "pruned", "failed", "waiting")
-"""All states, in the order of Optuna's numbers."""
+"""All states, in the order of Optuna's numbers for them."""
 
 (
     CREATE_STUDY, DELETE_STUDY, STUDY_USER_ATTR, STUDY_SYSTEM_ATTR, CREATE_TRIAL, PARAM, STATE_VALUES, INTERMEDIATE,
@@ -43,7 +43,7 @@ class TrialRecord:
     values: list[float] | None = None
     """One value per metric, in the sweep's order."""
     intermediate: dict[int, float] = field(default_factory=dict)
-    """The metric by step, as reported to the pruner; a pruned trial that reported nothing has only its last value."""
+    """The values reported to the pruner, by step. A pruned trial that reported none has only its last value."""
     user_attrs: dict[str, Any] = field(default_factory=dict)
     system_attrs: dict[str, Any] = field(default_factory=dict)
     """Optuna's own attributes, for instance the sampler's."""
@@ -188,9 +188,9 @@ def _change_state(trial: TrialRecord, line: dict[str, Any]) -> None:
     state = STATES[line["state"]]
     if state == "running":
         if trial.state == "running":
-            return  # two processes tried to take a waiting trial, and the other process was first
+            return  # two processes tried to take a waiting trial, and the one that wrote this line was second
         if trial.started is None:
-            trial.params = {}  # fixed values are now set one by one, with the others
+            trial.params = {}  # from here on, operations set the fixed values one by one, like all other values
         trial.started = _seconds(line["datetime_start"])
     elif state != "waiting":
         trial.ended = _seconds(line["datetime_complete"])

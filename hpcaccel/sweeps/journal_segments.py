@@ -7,8 +7,8 @@ count. The lock is therefore never broken, and a holder that resumes can determi
 1. Close: remove the write permission from the file, *then* measure its length.
 2. Create the next segment exclusively, with that length in its first line. Several processes may try; one succeeds.
 3. A writer whose line is on the disk opens the file once more. If the file is still writable, the line was there before
-   the file was measured. Otherwise the length in the next segment decides whether the line counts; if it does not, the
-   writer appends it to that segment.
+   the file was measured. Otherwise the length in the next segment decides whether the line counts; if the line does not
+   count, the writer appends it to the next segment.
 
 The decision depends only on file attributes and on names that are created exclusively, and NFS clients request both
 from the server. (A client may cache for half a minute that a name is missing; nothing relies on that.) Nothing is
@@ -34,7 +34,7 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 class Segments:
-    """The segments found so far. Offsets are in bytes from the start of the first segment, over all segments."""
+    """The segments found so far. Offsets are byte positions in the stream of all segments."""
 
     def __init__(self, path: Path) -> None:
         self.first = path
@@ -86,7 +86,8 @@ class Segments:
         return found is not None and not found.st_mode & WRITABLE
 
     def _attributes(self, number: int) -> os.stat_result | None:
-        """Attributes of the opened file: an NFS client requests them from the server at open(2)."""
+        """Attributes of a segment's file; None if it does not exist. The file is opened because an NFS client then
+        requests the attributes from the server."""
         try:
             fd = os.open(self.path(number), os.O_RDONLY)
         except FileNotFoundError:
@@ -148,7 +149,7 @@ class Segments:
         return int(header["after_bytes"])
 
     def pieces(self, offset: int) -> Iterator[tuple[int, bytes]]:
-        """All whole lines from ``offset`` on: chunks that end with a newline, each with the offset after it.
+        """All whole lines from ``offset`` on, in chunks. Yields the offset after each chunk, and the chunk.
 
         A tail without a newline is left for the next read; in a closed segment it never becomes a line.
         """
@@ -164,8 +165,8 @@ class Segments:
             offset = self._starts[number]
 
     def _nothing_since(self, offset: int) -> bool:
-        """Whether nothing was appended after ``offset``, by the file's size: a cheap check, because Optuna polls often
-        and mostly finds nothing new."""
+        """Whether nothing was appended after ``offset``, judging by the file's size. This check is cheap, because
+        Optuna polls often and mostly finds nothing new."""
         if not self._looked:
             return False
         found = self._attributes(self._newest)

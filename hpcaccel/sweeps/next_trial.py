@@ -31,8 +31,9 @@ __all__ = ["ForeignWriters", "Impossible", "Nothing", "TrialQueue"]
 LOOK_SECONDS = 60.0
 """Minimum interval between queries to Slurm about workers without a recent heartbeat."""
 ASK_SECONDS, ASK_SECONDS_EACH = 15.0, 5.0
-"""Interval between queries about all workers: the larger of a constant and a time per worker, so that many workers do
-not overload Slurm. A killed worker's last heartbeat remains recent for minutes, but Slurm reports its end at once."""
+"""Interval between queries to Slurm about all workers: the larger of a constant and a time per worker, so that many
+workers do not overload Slurm. A killed worker's last heartbeat remains recent for minutes, but Slurm reports the end of
+its job at once."""
 UNCLAIMED_SECONDS = 60.0
 """If a trial that was taken from the study has no claim for this long, its worker is assumed to have been killed before
 it claimed the trial."""
@@ -65,7 +66,7 @@ class TrialQueue:
         worker: the worker's index.
         token: identifies this tuner process; an earlier tuner of the same worker may still be running.
         study: returns the study. It is called only when needed, because loading Optuna and a large study takes a while.
-        account: the whole sweep's usage; the caller keeps it up to date.
+        account: compute time of the whole sweep; the caller keeps it up to date.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class TrialQueue:
         return self.is_ours(number)
 
     def is_ours(self, number: int) -> bool:
-        """Whether the newest claim of the trial that was read so far is from this tuner process."""
+        """Whether this tuner process wrote the trial's newest claim, as far as the journal has been read."""
         claim = self._notes.claims.get(number)
         return claim is not None and (claim.worker, claim.token) == (self.worker, self._token)
 
@@ -128,7 +129,7 @@ class TrialQueue:
     # -- trials that have begun -----------------------------------------------------------------------------------
 
     def begun(self, running: Collection[int]) -> int | None:
-        """Claim a trial that has begun: one of this worker's, else one of a dead worker's; None if there is none.
+        """Claim a trial that has begun: one of this worker's, else one of a dead worker's. Returns its number, or None.
 
         Args:
             running: the trials that are running in this worker, which are left out.
@@ -164,7 +165,7 @@ class TrialQueue:
         return None
 
     def look_for_dead(self) -> None:
-        """Query Slurm at intervals to find dead workers: about all other owners of unfinished trials, or only about
+        """Find dead workers by querying Slurm, at intervals, about all other owners of unfinished trials or only about
         those without a recent heartbeat. Call this while trials run, because Slurm may be slow."""
         now, pause = time.monotonic(), max(ASK_SECONDS, ASK_SECONDS_EACH * self._definition.spec.sweep.workers)
         if now - self._queried >= pause:
@@ -194,7 +195,7 @@ class TrialQueue:
     # -- new trials -----------------------------------------------------------------------------------------------
 
     def new(self) -> int | Impossible | Nothing:
-        """Claim a trial that has not begun and write its directory. Returns its number, or why it cannot start."""
+        """Claim a trial that has not begun, and write its directory. Returns its number, or why none can start."""
         while not isinstance(asked := self._ask(), Nothing):
             if self.claim(asked.number):
                 return self._written(asked)
@@ -207,7 +208,7 @@ class TrialQueue:
         return Nothing(why=asked.why) if isinstance(asked, NoMore) else asked
 
     def write(self, number: int) -> int | Impossible:
-        """Write a trial's directory if it does not exist."""
+        """Write a trial's directory if it does not exist. Returns the trial's number, or why the trial cannot start."""
         if self.sweep.trial(number).spec.exists():
             return number
         return self._written(self._study().again(number))
@@ -232,7 +233,7 @@ class TrialQueue:
         if isinstance(asked, Nothing):
             self._used_up = True
             return
-        if self.claim(asked.number):  # this process may be killed before it puts the trial back
+        if self.claim(asked.number):  # claimed, because this process may be killed before it puts the trial back
             self._written(asked)
             self._study().put_back(asked.number)
 
@@ -267,7 +268,7 @@ class ForeignWriters:
         return {number for number, at in self._at.items() if at > time.monotonic()}
 
     def look_again_at(self, latest: float) -> float:
-        """Time of the next try, at most ``latest`` (monotonic seconds)."""
+        """Time of the next try, in monotonic seconds, but no later than ``latest``."""
         return min([latest, *self._at.values()])
 
     def is_worth_waiting(self) -> bool:

@@ -1,11 +1,11 @@
 """Pruning rules: compare trials at rungs and stop the worse ones.
 
 A trial is compared when it first logs its metric at or after a rung, a step known in advance, so that few values are
-written to the journal. The rule is applied to all values at that moment, without waiting for other trials: a trial
-continues at once or is stopped for good.
+written to the journal. The rule is applied to all values known at that moment, without waiting for other trials: a
+trial continues at once or is stopped for good.
 
-ASHA is implemented in its stopping variant, which needs no paused trials, as in Ray Tune and Syne Tune: Li et al., "A
-System for Massively Parallel Hyperparameter Tuning", MLSys 2020.
+ASHA (Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020) is implemented in its stopping
+variant, as in Ray Tune and Syne Tune. This variant needs no paused trials.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from hpcaccel.spec.sweep.sweep_fields import SweepSection
 __all__ = ["Curve", "Rule", "rule_of"]
 
 DECIDING_RUNGS = 2
-"""Number of rungs that ASHA uses if the spec does not set the first one: at factor 4 they are at 1/16 and 1/4 of a
-trial's steps or later. Earlier, during warm-up or with a large learning rate, the metric hardly predicts the final
-value."""
+"""Number of rungs at which ASHA stops trials if the spec does not set the first rung. With factor 4 they are at 1/16
+and 1/4 of a trial's steps, or later. Before that, during warm-up or with a large learning rate, the metric hardly
+predicts the final value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class Curve:
 
     number: int
     values: Mapping[int, float]
-    """The metric by reported step."""
+    """The reported values of the metric, by step."""
     complete: bool = False
     """Whether the trial is complete."""
     _at: dict[int, float | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def step(self) -> int:
-        """The last reported step; 0 before the first."""
+        """The last reported step; 0 if no step has been reported."""
         return max(self.values, default=0)
 
     def at(self, rung: int) -> float | None:
@@ -56,7 +56,7 @@ class Rule(ABC):
     """Decides at rungs which trials are stopped.
 
     Args:
-        mode: ``min`` or ``max``: whether smaller or larger values are better.
+        mode: ``min`` if smaller values are better, ``max`` if larger values are better.
     """
 
     def __init__(self, mode: str) -> None:
@@ -64,7 +64,7 @@ class Rule(ABC):
 
     @abstractmethod
     def rungs(self, number: int) -> Iterator[int]:
-        """The rungs of a trial, ascending; may be infinite."""
+        """The rungs of trial ``number``, in ascending order; there may be infinitely many."""
 
     @abstractmethod
     def verdict(self, trial: Curve, others: Sequence[Curve]) -> str:
@@ -76,7 +76,7 @@ class Rule(ABC):
         """
 
     def wants(self, number: int, step: int, *, after: int = 0) -> bool:
-        """Whether the value at ``step`` is to be reported, if the last reported one was at step ``after``."""
+        """Whether to report the value at ``step``, if the last reported value was at step ``after``."""
         for rung in self.rungs(number):
             if rung > step:
                 return False
@@ -137,7 +137,8 @@ class _Asha(Rule):
         return f"at step {rung} it was ranked {better + 1} of {len(costs) + 1}, and only the best {best}"
 
     def _deciding(self, others: Sequence[Curve]) -> float:
-        """The lowest rung that is used, computed from the longest complete trial; infinity without one."""
+        """The lowest rung at which trials are stopped, computed from the longest complete trial; infinity if no trial
+        is complete."""
         longest = max((other.step for other in others if other.complete), default=0)
         passed = list(itertools.takewhile(lambda rung: rung <= longest, self.rungs(0)))
         return passed[-DECIDING_RUNGS:][0] if passed else math.inf
@@ -210,7 +211,7 @@ def _ladder(first: int, factor: int, last: int | None) -> Iterator[int]:
 
 
 def _below(steps: int, factor: int, rungs: int) -> int:
-    """The lowest rung if there are ``rungs`` rungs below ``steps``."""
+    """The lowest rung of a ladder that has ``rungs`` rungs below ``steps``."""
     return max(1, math.ceil(steps / int(factor**rungs)))
 
 

@@ -33,7 +33,7 @@ OWN_COLUMNS = frozenset({"trial", "state", "step", "seconds", "gpu_seconds", "wo
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """Metrics of a sweep, and whether smaller or larger values are better."""
+    """The metrics of a sweep and, for each metric, whether smaller or larger values are better."""
 
     metrics: tuple[str, ...]
     modes: tuple[Literal["min", "max"], ...]
@@ -41,7 +41,7 @@ class Goal:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Goal:
-        """The goal in the ``sweep`` section of ``sweep.json``."""
+        """The goal set in ``section``, the ``sweep`` section of ``sweep.json``."""
         metric: Any = section["metric"]
         mode: Any = section.get("mode", "min")
         metrics: list[str] = [metric] if isinstance(metric, str) else metric
@@ -75,7 +75,7 @@ class Point:
 
     @property
     def trial(self) -> TrialRecord:
-        """The best of ``trials``, which is shown for the point."""
+        """The best of ``trials``. It represents the point in tables."""
         return self.trials[0]
 
 
@@ -99,7 +99,7 @@ def ranking(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
     for point in _front(points, goal):
         point.on_front = True
     if len(goal.metrics) > 1:
-        points.sort(key=lambda point: not point.on_front)  # stable
+        points.sort(key=lambda point: not point.on_front)  # the sort is stable: otherwise the order is kept
     return points
 
 
@@ -110,7 +110,7 @@ def best(trials: Iterable[TrialRecord], goal: Goal) -> Point | None:
 
 
 def pareto_front(trials: Iterable[TrialRecord], goal: Goal) -> list[Point]:
-    """The points with ``on_front``, ordered by the first metric."""
+    """The points on the Pareto front, ordered by the first metric."""
     return [point for point in ranking(_complete(trials), goal) if point.on_front]
 
 
@@ -175,7 +175,7 @@ def _by_point(trials: Iterable[TrialRecord], goal: Goal) -> list[list[TrialRecor
 
 
 def _key(trial: TrialRecord, goal: Goal) -> tuple[int, str]:
-    """Key of the trials of one point; trials continued with other settings have another key."""
+    """A key that all trials of one point share. Trials that were continued with other settings have another key."""
     if goal.repeat == 1:
         return trial.number, ""
     settings = trial.user_attrs.get(SETTINGS) or []

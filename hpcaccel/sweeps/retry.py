@@ -1,4 +1,4 @@
-"""Continues ended trials: failed ones, those stopped by the budget, and the best ones, also with new settings.
+"""Continues ended trials: those that failed, those that the budget stopped, and the best ones (also with new settings).
 
 An ended trial is final in Optuna. Its continuation is a new trial with the same point and seed, enqueued in the journal
 for the next worker; it starts from the newest checkpoint of the ended trial, if there is one.
@@ -65,7 +65,7 @@ def retry_failed(sweep: SweepDir) -> list[ContinuedTrial]:
 
 
 def extend(sweep: SweepDir, top: int, *, settings: Sequence[str] = ()) -> list[ContinuedTrial]:
-    """Queue the trials of the best ``top`` points to continue.
+    """Queue continuations of the trials of the ``top`` best points.
 
     Args:
         settings: new settings for longer training, such as ``args.epochs=20``. Without settings, only pruned trials can
@@ -187,8 +187,8 @@ def _enqueue(
 def queue_again(
     sweep: SweepDir, study: SweepStudy, trial: TrialRecord, *, origin: str, settings: Sequence[str] = ()
 ) -> ContinuedTrial:
-    """Queue the continuation of one trial, with the trial's settings and further ``settings``. The trial's checkpoint
-    is pinned; see ``unpin_source``.
+    """Queue a continuation of one trial, with the trial's own settings and then ``settings``. The checkpoint that the
+    continuation starts from is pinned; ``unpin_source`` removes the pin.
 
     Raises:
         RunDirectoryError: the checkpoint cannot be pinned.

@@ -23,10 +23,10 @@ SHOWN_NAMES = 12
 
 
 class TrialMetrics:
-    """The metrics ``names`` of one trial, read incrementally over all attempts, each step once.
+    """Reads the metrics ``names`` of one trial incrementally, over all attempts, and returns each step once.
 
-    Steps that an attempt repeats after a resume are not returned again; if their value differs, ``last`` has the new
-    one.
+    Steps that an attempt repeats after a resume are not returned again; if the value at such a step differs, ``last``
+    has the new value.
     """
 
     def __init__(self, run: RunDir, names: Sequence[str]) -> None:
@@ -60,7 +60,8 @@ class TrialMetrics:
 
     @property
     def never_logged(self) -> str:
-        """Message about metrics that were not logged, and what was logged instead; empty if all were."""
+        """Message that names the metrics that were not logged, and what was logged instead; empty if all metrics were
+        logged."""
         missing = [name for name in self.names if name not in self.last]
         if not missing:
             return ""
@@ -85,7 +86,8 @@ class SpentCompute:
     seconds: float
     """Time with ranks alive, summed over attempts."""
     failures: int
-    """Number of attempts with which the trial ended as failed, without those before its record's ``ledger_offset``."""
+    """Number of attempts that ended the trial as failed. Attempts before the ``ledger_offset`` of the trial's record do
+    not count."""
 
 
 class RunningTrial:
@@ -169,7 +171,7 @@ class RunningTrial:
         return found
 
     def steps(self) -> tuple[int | None, int | None]:
-        """The largest logged step, and the total number of optimizer steps; None where unknown."""
+        """Returns the largest logged step and the total number of optimizer steps; each is None if unknown."""
         attempt = self._newest_attempt()
         progress = from_dict(Progress, read_json(self.run.progress(attempt)) or {})
         return self.follower.step, progress.total_steps

@@ -34,7 +34,8 @@ from hpcaccel.sweeps.space import Point, Space
 __all__ = ["SpaceExhausted", "TrialSampler", "rank"]
 
 MAX_LISTED = 10_000
-"""Up to this number of points, ``random`` is a shuffled list of all points, and no method draws a point twice."""
+"""In a space with at most this many points, ``random`` draws from a shuffled list of all points, and no method draws a
+point twice."""
 
 
 class SpaceExhausted(Exception):
@@ -172,7 +173,8 @@ class TrialSampler(BaseSampler):
         return int.from_bytes(digest[:4], "big")
 
     def _in_turn(self) -> Iterator[Point]:
-        """All points: for each entry of ``first`` a point that matches it, then the rest, in order or shuffled."""
+        """All points: first a point that matches each entry of ``self.first``, then the rest (in order for ``grid``,
+        else shuffled)."""
         early: list[Point] = []
         for wanted in filter(None, self.first):
             found = next((point for point in self._all() if _agrees(point, wanted) and point not in early), None)

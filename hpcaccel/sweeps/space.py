@@ -1,7 +1,7 @@
 """The search space in Optuna: a distribution for each parameter, and the conversion of points in both directions.
 
-Optuna stores numbers, text, booleans and null. If a parameter has other choices, or equal ones (1, true), all of its
-choices are stored as JSON.
+Optuna stores numbers, text, booleans and null. If a parameter has choices of other types, or choices that are equal in
+Python (1 and true), all of its choices are stored as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hpcaccel.spec.sweep.points import applies, count, index_of, point_of, store
 __all__ = ["Point", "Space"]
 
 Point = dict[str, Any]
-"""Values as in the job spec, by parameter name as in the file."""
+"""A point of the search space: values as in the job spec, by parameter name as in the sweep file."""
 
 
 class Space:
@@ -53,15 +53,15 @@ class Space:
         return stored_choices(parameter)[index]
 
     def point(self, stored: Mapping[str, Any]) -> Point:
-        """The point whose values Optuna stores as ``stored``; it may be partial."""
+        """The point whose values Optuna stores as ``stored``; the point may be partial."""
         return point_of(self.parameters, stored)
 
     def is_whole(self, point: Mapping[str, Any]) -> bool:
-        """Whether every parameter that applies has a value."""
+        """Whether ``point`` has a value for every parameter that applies."""
         return all(name in point or not applies(parameter, point) for name, parameter in self.parameters.items())
 
     def near(self, name: str, value: Any) -> Any:
-        """``value`` without rounding errors: the parameter's own equal value or, in a continuous range, a float."""
+        """``value`` without rounding errors: as the parameter lists it or, in a continuous range, as a float."""
         parameter = self.parameters[name]
         every = values(parameter)
         if every is None:
@@ -71,7 +71,7 @@ class Space:
         return every[index]
 
     def suggest(self, trial: BaseTrial) -> Point:
-        """Choose the parameters of a trial one by one, leaving out those whose conditions do not hold.
+        """Choose a value for each parameter of a trial in turn, leaving out parameters whose conditions do not hold.
 
         Values that the trial already has, or that are fixed for it, are kept.
         """

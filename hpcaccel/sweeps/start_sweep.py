@@ -82,7 +82,8 @@ def prepare_sweep(
     """Check a sweep before anything is written. The arguments are those of :func:`hpcaccel.sweep`.
 
     Raises:
-        SpecError, ClusterError, UserError: the spec is not valid, the cluster cannot run it, or a package is missing.
+        SpecError, ClusterError, UserError: the spec is not valid, the cluster cannot run the sweep, or a package is
+            missing.
     """
     changes = [*overrides, *([] if name is None else [f"name={name}"])]
     spec = load(source, cluster=cluster, overrides=changes)
@@ -94,7 +95,7 @@ def prepare_sweep(
 
 
 def _refuse_tiny_budget(spec: SweepSpec, workers: int) -> None:
-    """Raises SpecError if ``max_gpu_hours`` would be used up before a trial could start."""
+    """Raise SpecError if ``max_gpu_hours`` would be used up before a trial could start."""
     hours, job = spec.sweep.max_gpu_hours, spec.job
     each = job.slurm.min_nodes * (job.slurm.node_gpus or job.ranks_per_node)
     if hours is not None and hours * 3600 < START_SECONDS * workers * each:
@@ -148,11 +149,11 @@ def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tu
     On an error the directory and the jobs are removed, unless Slurm does not respond and may have accepted workers.
 
     Args:
-        once: the idempotency key. With None, if an earlier process was killed while starting the same sweep, before
-            it recorded the jobs, that sweep is returned.
+        once: the idempotency key. If it is None, and an earlier process was killed while it started the same sweep but
+            before it recorded the jobs, that sweep is returned.
 
     Returns:
-        The sweep's directory, and its workers' jobs.
+        The sweep's directory, and the jobs of its workers.
 
     Raises:
         ClusterError: Slurm rejected the workers.
@@ -215,7 +216,7 @@ class DryRun:
     space: int | None
     """Number of points; None if infinite."""
     first_points: list[dict[str, Any]]
-    """At most ten points that are known in advance: the spec's own values, the enqueued points, then a grid's."""
+    """At most ten points that are known in advance: the spec's own values, enqueued points, then points of a grid."""
     workers: int
     arrays: list[int]
     """Size of each job array. There are several only if the workers exceed the cluster's limit for one array."""
@@ -223,7 +224,7 @@ class DryRun:
     ranks_per_worker: int
     """Number of ranks; if no GPUs are requested, each rank counts as one GPU."""
     gpu_hours_per_stay: float | None
-    """Cost of all workers from their start to their time limit; None without a limit."""
+    """Cost of all workers from their start to their time limit; None if they have no time limit."""
     max_gpu_hours: float | None
     files: list[str]
     """Files and folders that would be created in ``path``."""

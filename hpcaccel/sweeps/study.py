@@ -56,7 +56,7 @@ class NoMore:
 
 
 class SweepStudy:
-    """The study of a sweep, which is created if it does not exist.
+    """The study of a sweep in Optuna. The constructor creates the study if it does not exist.
 
     Args:
         storage: Optuna's storage for the study, such as ``optuna.storages.JournalStorage(Journal(path))``.
@@ -172,8 +172,8 @@ class SweepStudy:
         return self._used_up() if bounded and count is not None and drawn >= count else ""
 
     def _surplus(self, trial: Trial) -> str:
-        """Why a newly drawn trial must be discarded: it exceeds ``max_trials``, because other workers drew at the same
-        time. Empty if it is within ``max_trials``."""
+        """Why a new trial must be discarded; empty if it may run. A drawn trial may exceed ``max_trials`` because other
+        workers drew at the same time."""
         if not is_drawn(trial.user_attrs):
             return ""
         allowed = self._points_allowed()
@@ -204,7 +204,7 @@ class SweepStudy:
     # -- running and ended trials ---------------------------------------------------------------------------------
 
     def wants(self, number: int, step: int) -> bool:
-        """Whether the metric at ``step`` is to be reported, because the trial has reached a rung."""
+        """Whether to report the metric at ``step``, because the trial has reached a rung."""
         if self.rule is None or step < 1:
             return False
         if number not in self._reported:
@@ -212,7 +212,7 @@ class SweepStudy:
         return self.rule.wants(number, step, after=self._reported[number])
 
     def report(self, number: int, step: int, value: float) -> str:
-        """Report a trial's metric at a rung. Returns why the trial is pruned; empty if it continues."""
+        """Report a trial's metric at a rung. Returns why the trial is pruned, or an empty string if it continues."""
         Trial(self.study, self._trial_id(number)).report(value, step)
         self._reported[number] = max(step, self._reported.get(number, 0))
         return self.verdict(number)

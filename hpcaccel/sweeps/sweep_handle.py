@@ -1,7 +1,7 @@
 """``hpcaccel.sweep``, and ``Sweep``, the handle to a started sweep.
 
 Reading a sweep does not need Optuna, whose import takes longer than reading ten thousand trials. Only methods that
-queue ended trials again import it: ``retry_failed``, ``extend``, and ``resume`` of trials that the budget has stopped.
+queue ended trials again import it: ``retry_failed``, ``extend``, and ``resume`` if the budget has stopped trials.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Sweep", "find_sweep", "sweep"]
 
 LOOK_SECONDS = 2.0
-"""Interval at which a followed sweep is read; the scheduler is queried as for a run."""
+"""Interval at which ``follow`` reads a sweep's files. The scheduler is queried only as often as for a run."""
 
 
 def sweep(
@@ -114,7 +114,7 @@ class Sweep:
 
     @property
     def goal(self) -> Goal:
-        """The sweep's metrics, and whether smaller or larger values are better."""
+        """The sweep's metrics and, for each metric, whether smaller or larger values are better."""
         return self._study.goal
 
     # -- status and results ---------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Sweep:
         return sweep_overview(self._study.read(), self.worker_status())
 
     def worker_status(self, *, patient: bool = False) -> RunStatus:
-        """Status of the workers only, as ``tasks``. ``patient`` is for repeated calls; see ``status`` of a run."""
+        """Status of the workers, with an entry for each in ``tasks``. For ``patient`` see ``Run.status``."""
         return self._run.status(patient=patient)
 
     @property
@@ -135,7 +135,7 @@ class Sweep:
     def table(self) -> list[dict[str, Any]]:
         """A row for each trial: state, metrics, parameters, step, seconds, GPU-seconds, worker, attempts. The keys are
         those of :func:`hpcaccel.sweeps.results.rows`."""
-        is_over = self.worker_status().ended  # read before the study, so that no ended worker has a running trial
+        is_over = self.worker_status().ended  # read first: a trial that ends in between is not interrupted
         study = self._study.read()
         return rows(study.trials, study.goal, workers=study.workers(), is_over=is_over)
 
@@ -143,8 +143,8 @@ class Sweep:
         """The best trial, with its values and its spec.
 
         Args:
-            trial: select this trial instead.
-            metric: with several metrics, the one to rank by.
+            trial: number of a trial to select instead of the best one.
+            metric: the metric to rank by, if the sweep has several.
 
         Raises:
             UserError, RunDirectoryError: see :func:`hpcaccel.sweeps.best_spec.choose`.
@@ -203,7 +203,7 @@ class Sweep:
         self._run.cancel()
 
     def resume(self, *, changes: Sequence[str] = (), file: Source | None = None) -> WorkerArrays:
-        """Continue with new workers. Arguments and errors are those of
+        """Continue the sweep with new workers. Arguments and errors are those of
         :func:`hpcaccel.sweeps.control_commands.resume`."""
         from hpcaccel.sweeps import control_commands
 
@@ -213,10 +213,10 @@ class Sweep:
         """Queue the failed trials again; new workers start if none is active.
 
         Returns:
-            The queued trials, and the new workers' jobs; None if workers are active.
+            The queued trials, and the jobs of the new workers (None if none were started).
 
         Raises:
-            UserError: no trial has failed, all failed trials are queued again already, or the budget is used up.
+            UserError: no trial has failed, all failed trials have already been queued again, or the budget is used up.
             RunDirectoryError, RunBusy, ClusterError, SlurmCommandError: as for :meth:`resume`.
         """
         from hpcaccel.sweeps import control_commands, retry
@@ -225,11 +225,11 @@ class Sweep:
         return self._with_workers(retry.retry_failed(self.dir))
 
     def extend(self, top: int, *, settings: Sequence[str] = ()) -> tuple[list[ContinuedTrial], WorkerArrays | None]:
-        """Queue the trials of the best ``top`` points to continue, with ``settings`` such as ``args.epochs=20``; new
-        workers start if none is active. Without settings, only pruned trials can continue.
+        """Queue continuations of the trials of the ``top`` best points, with ``settings`` such as ``args.epochs=20``;
+        new workers start if none is active. Without settings, only pruned trials can continue.
 
         Returns:
-            The queued trials, and the new workers' jobs; None if workers are active.
+            The queued trials, and the jobs of the new workers (None if none were started).
 
         Raises:
             UserError: there are no trials to continue, or the budget is used up.

@@ -28,7 +28,7 @@ __all__ = ["FailureCount", "Found", "Study", "SweepOverview", "sweep_overview"]
 
 
 class Study:
-    """A sweep's journal and definition, without discarded trials."""
+    """A sweep's definition and journal. Discarded trials are left out."""
 
     def __init__(self, sweep: SweepDir) -> None:
         document = read_json(sweep.sweep)
@@ -118,7 +118,7 @@ class SweepOverview:
     """Estimated time until ``max_trials`` or the budget is reached; None if it cannot be estimated."""
     failures: list[FailureCount] = field(default_factory=list)
     asked: float | None = None
-    """Time of the oldest query to Slurm about a worker; None if no query was needed."""
+    """When Slurm was queried about the workers (the oldest time, if there are several); None if no query was needed."""
     note: str = ""
     """Why the state may be outdated; empty if it is current."""
 
@@ -179,8 +179,8 @@ def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None)
 
 
 def _state(study: Study, trials: Sequence[TrialRecord], status: RunStatus, gpu_seconds: float) -> str:
-    """The workers' state, unless the sweep stopped itself, the workers left trials unfinished, or no trial can
-    complete."""
+    """The state of the sweep. It is that of the workers, unless the sweep stopped itself, the workers left trials
+    unfinished, or no trial can complete."""
     if status.ended and study.notes.halted:
         return "failed"
     if status.state == "completed" and _has_nothing(study, trials, gpu_seconds):
@@ -207,7 +207,7 @@ def _why(study: Study, state: str, status: RunStatus) -> str:
     if state == "completed" and most is not None and len(study.trials) >= most:
         return ""  # the normal end
     if state == "failed" and status.state == "completed":
-        details = sorted((worker.detail for worker in status.tasks), key=len)  # those of workers with trials are longer
+        details = sorted((worker.detail for worker in status.tasks), key=len)  # workers that ran trials have more
         return f"no trial has completed{f': {details[-1]}' if details else ''}"
     in_state = [worker for worker in status.tasks if worker.state == state] or status.tasks
     details = [worker.detail for worker in in_state if worker.detail]

@@ -48,7 +48,7 @@ def source_of(sweep: SweepDir, marks: Mapping[str, Any]) -> Path | None:
 def pin_source(sweep: SweepDir, trial: TrialRecord) -> Path | None:
     """Pin the checkpoint that a continuation of ``trial`` starts from; ``unpin_source`` removes the pin.
 
-    The checkpoint is the newest one of ``trial`` or, if ``trial`` has saved none, the one that it started from itself.
+    This is the newest checkpoint that ``trial`` has saved or, if there is none, the one from which ``trial`` started.
     Other pins of the checkpoint are kept. Returns None if there is no checkpoint.
 
     Raises:
@@ -84,7 +84,7 @@ def unpin_source(sweep: SweepDir, trial: TrialRecord, trials: Iterable[TrialReco
     if path is None or (
         trial.state == "failed" and checkpoint_files.newest(sweep.trial(trial.number).checkpoints) is None
     ):
-        return None  # a retry starts from this checkpoint
+        return None  # a retry of the trial would start from this checkpoint
     others = (other for other in trials if other.number != trial.number and not other.is_finished)
     if any(source_of(sweep, other.user_attrs) == path for other in others):
         return None
@@ -188,8 +188,8 @@ def _left_behind(directory: Path) -> list[Path]:
 
 
 def fold(run: RunDir, *, signs_of_life: bool = False) -> None:
-    """Remove the folders of an ended trial's earlier attempts (their metrics files are kept), and the heartbeats and
-    stacks of the last attempt.
+    """Remove the folders of an ended trial's earlier attempts (their metrics files are kept) and, unless
+    ``signs_of_life`` is true, the heartbeats and stacks of the last attempt.
 
     Args:
         signs_of_life: whether to keep the last attempt's heartbeats and stacks.

@@ -1,4 +1,4 @@
-"""Outcome of a trial whose ranks have exited, and its record in the study."""
+"""Decides the outcome of a trial whose ranks have exited, and records it in the study."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ __all__ = [
 MOST_INTERRUPTIONS = 3
 """A trial interrupted more often than this under one tuner counts as failed; the usual cause is lack of memory."""
 FIRST_WITHOUT_METRIC = 3
-"""Number of trials after which a sweep stops, if none of them has logged the metric."""
+"""A sweep stops after this many trials if none of them has logged the metric."""
 FIRST_FAILED = 5
-"""Number of trials after which a sweep stops, if all of them failed with the same error class."""
+"""A sweep stops after this many trials if all of them failed with the same error class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class TrialOutcome:
 
 
 class EndCounts:
-    """Counts each trial's failures and interruptions since the tuner started, and decides its outcome from them.
+    """Counts the failures and interruptions of each trial since the tuner started, and decides the trial's outcome.
 
     Args:
         retries: ``sweep.retries``.
@@ -58,7 +58,7 @@ class EndCounts:
         self._interruptions: Counter[int] = Counter()
 
     def decide(self, trial: RunningTrial, ended: Ended, *, failures: int, stopping: bool) -> TrialOutcome:
-        """Count the end of a trial and decide its outcome. ``failures`` is the number in the trial's ledger."""
+        """Count the end of a trial and decide its outcome. ``failures`` counts the failures in the trial's ledger."""
         number = trial.number
         if ended.error_class not in ("busy", "disk"):
             self._failures[number] += ended.reason == "failed" and ended.decision == "end"

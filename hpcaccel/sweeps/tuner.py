@@ -1,9 +1,9 @@
 """The tuner of a sweep's worker: chooses trials, prunes them, and records their results in the study.
 
 A child of the worker process (``hpcaccel.node.sweep.sweep_worker``) runs ``main`` with the sweep's directory and the
-worker's number as arguments. The two exchange JSON lines over the tuner's standard input and output; standard
-error goes to the worker's log. The tuner may be killed at any moment: its state is in the journal and in the trials'
-directories, and the next tuner continues from there.
+worker's number as arguments. Worker and tuner exchange JSON lines over the tuner's standard input and output; its
+standard error goes to the worker's log. The tuner may be killed at any moment: its state is in the journal and in the
+trials' directories, and the next tuner continues from there.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Tuner:
     def _fill(self) -> Nothing | None:
         """Start trials in all free slots.
 
-        Returns why a slot stays empty; None if no slot does, if the worker is stopping, or if it is too soon to search.
+        Returns why a slot stays empty; None if no slot does, if the worker is stopping, or if a search is not yet due.
         """
         if (self.running or self.queue.foreign) and time.monotonic() < self._fill_again_at:
             return None

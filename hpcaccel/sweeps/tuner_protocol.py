@@ -36,7 +36,7 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A trial has ended: the reason, and the supervisor's decision."""
+    """Message that a trial has ended, with the reason and the supervisor's decision."""
 
     trial: int
     reason: str
@@ -48,7 +48,8 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class StopTrials:
-    """No further trial may start. The worker stops the running trials, except after a request to let them finish."""
+    """Message that no further trial may start. The worker also stops the running trials, unless it has been asked to
+    let them finish."""
 
     reason: str
     then: str = ""
@@ -79,7 +80,8 @@ class WorkerConnection:
 
     @classmethod
     def on_stdio(cls) -> WorkerConnection:
-        """Connect through standard input and output; other output to standard output goes to standard error."""
+        """Connect through standard input and output. Whatever else is written to standard output goes to standard
+        error."""
         sys.stdout.flush()
         sink = os.dup(1)
         os.dup2(2, 1)
@@ -103,7 +105,8 @@ class WorkerConnection:
         self._send({"run": trial, "slot": slot})
 
     def end(self, why: str, *, then: str = "") -> None:
-        """Report that there are no more trials for this worker; with ``then="requeue"``, until its job is requeued."""
+        """Report that there are no more trials for this worker. With ``then="requeue"``, this holds only until the
+        worker's job has been requeued."""
         self._send({"end": True, "why": why, "then": then})
 
     def _send(self, value: dict[str, Any]) -> None:
@@ -113,7 +116,7 @@ class WorkerConnection:
             raise WorkerGone("the worker has closed the connection") from None
 
     def receive(self, seconds: float) -> list[Event]:
-        """New messages, after waiting for at most ``seconds``.
+        """Wait for messages for at most ``seconds``, and return the new ones.
 
         Raises:
             WorkerGone: the worker has closed the connection.

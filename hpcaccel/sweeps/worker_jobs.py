@@ -42,7 +42,7 @@ class WorkerArrays:
     jobs: dict[int, str] = field(default_factory=dict)
     """The job of each submitted worker: ``46_3``, or ``local-1b2c3d4e_3`` on the local backend."""
     refusal: str = ""
-    """Why there are fewer workers than requested; empty if there are not."""
+    """Why fewer workers were submitted than requested; empty if all were submitted."""
     name: Literal["slurm", "local"] = "slurm"
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class WorkerArrays:
             The id of the first array.
 
         Raises:
-            ClusterError: Slurm rejects the workers for a reason other than a job limit, or its limit allows none.
+            ClusterError: Slurm rejects the workers for a reason other than a job limit, or the limit allows no job.
         """
         assert isinstance(run, SweepDir)
         try:
@@ -104,7 +104,7 @@ class WorkerArrays:
         # these options override the script's own lines, which apply to all workers
         options = [f"--array={ranges([index - offset for index in indices])}", *backend.options]
         if offset:
-            # %a would be another worker's folder, so the script redirects its own output.
+            # With an offset, %a would name another worker's folder, so the script redirects its own output.
             options.append("--output=/dev/null")
         array_id = backend.slurm.sbatch(script, options, words=[str(offset)] if offset else [])
         self.jobs |= {index: f"{array_id}_{index - offset}" for index in indices}
@@ -151,13 +151,13 @@ def hand_in_workers(
 
 
 def arrays_of(sweep: SweepDir, backend: Backend) -> WorkerArrays:
-    """The newest recorded jobs of a sweep's workers."""
+    """The workers of a sweep, each with the newest job that was recorded for it."""
     jobs = {index: read_record(sweep.worker(index)).job_ids for index in sweep.worker_indices()}
     return WorkerArrays(backend, list(jobs), {index: job_ids[-1] for index, job_ids in jobs.items() if job_ids})
 
 
 def make_worker(worker: WorkerDir, record: RunRecord, *, run_id: str) -> None:
-    """Create the folder of a new worker; ``record`` is the sweep's."""
+    """Create the folder of a new worker; ``record`` is the sweep's record."""
     worker.prepare()
     own = replace(record, kind="run", run_id=run_id, array_size=None, packages={}, job_ids=[])
     write_json(worker.record, to_dict(own), sync=False)
@@ -166,7 +166,7 @@ def make_worker(worker: WorkerDir, record: RunRecord, *, run_id: str) -> None:
 
 
 def gone_for_good(sweep: SweepDir, workers: Collection[int], slurm: Slurm, *, at_once: bool = False) -> set[int]:
-    """The ``workers`` whose job or local process has ended for good. Requeued or unknown workers are not included.
+    """The ``workers`` whose job or local process has ended for good. Requeued and unknown jobs do not count as ended.
 
     Args:
         at_once: whether to query Slurm now, even if another of the user's processes has a recent result.

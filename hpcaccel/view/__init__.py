@@ -1,1 +1,1 @@
-"""Views of runs and sweeps: data from their directories, shown as tables, live displays, pictures and summaries."""
+"""Views of runs and sweeps: data from their directories, shown as tables, live displays, plots and summaries."""

@@ -134,7 +134,8 @@ def total_steps(attempts: Sequence[Attempt]) -> int | None:
 
 
 def current_step(attempts: Sequence[Attempt], metrics: Metrics) -> int | None:
-    """The last step of the newest attempt that reports one, or the step it resumed from."""
+    """The step that a run has reached: the last step of the newest attempt whose steps are known or, if that attempt
+    has completed none, the step that it resumed from. None if no step is known."""
     for attempt in reversed(attempts):
         known = [attempt.steps.last_step, metrics.last_step.get(attempt.number)]
         reached = max((step for step in known if step is not None), default=attempt.steps.from_step)

@@ -51,14 +51,15 @@ class CheckpointRow:
 
 
 def list_checkpoints(place: Path) -> list[CheckpointRow]:
-    """The checkpoints in ``place``, oldest first, or ``place`` if it is one. Manifests and sizes are checked."""
+    """The checkpoints in ``place``, oldest first, or ``place`` itself if it is a checkpoint. Manifests and
+    sizes are checked."""
     if (place / checkpoint_files.MANIFEST).exists():
         return [_listed(place, None)]
     return [_listed(path, step) for step, path in reversed(checkpoint_files.step_directories(place))]
 
 
 def list_watched(run: RunDir) -> list[CheckpointRow]:
-    """The checkpoints that match the run's ``checkpoint.watch``, oldest first; incomplete ones are listed first."""
+    """The checkpoints that match the run's ``checkpoint.watch``: the incomplete ones, then the others, oldest first."""
     return [
         CheckpointRow(
             one.path,

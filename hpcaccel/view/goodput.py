@@ -1,6 +1,6 @@
 """Splits a run's time into parts; each second belongs to exactly one part.
 
-Pure functions. ``time_report`` reads their arguments from the ledger and from rank 0's records.
+These functions are pure: ``time_report`` reads their arguments from the ledger and from rank 0's records.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def split(span: AttemptSpan, *, kept: int | None) -> AttemptWork:
     """Split the time of one attempt.
 
     Args:
-        kept: last step that was not lost; None: no step was lost.
+        kept: the last step that was not lost; None if no step was lost.
     """
     parts = _Parts(span.start.time, max(span.start.time, span.ended))
     times = span.timing
@@ -145,7 +145,7 @@ def add_up(several: Iterable[Seconds]) -> Seconds:
 
 
 class _Parts:
-    """Splits the time from ``at`` to ``end`` in order. ``at`` advances; moments before it add nothing."""
+    """Splits the time from ``at`` to ``end`` into parts, in order. ``at`` advances; moments before it add nothing."""
 
     def __init__(self, at: float, end: float) -> None:
         self.at = at

@@ -24,7 +24,7 @@ class Logs:
     Args:
         rank: a rank's number, ``all`` (each line then begins with ``[rank]``), ``supervisor``, ``batch`` (output of
             the batch script itself), or a component's name (lines begin with ``[name-process]``).
-        attempt: only this attempt; None: the newest one and later ones.
+        attempt: read only this attempt; None to read the newest attempt and all that start later.
 
     Raises:
         UserError: ``rank`` is not one of these.
@@ -48,19 +48,19 @@ class Logs:
         return {"first": self._first, "offsets": {str(path): offset for path, offset in self._offsets.items()}}
 
     def go_on(self, position: Mapping[str, Any]) -> None:
-        """Read only lines after ``position``."""
+        """Continue after ``position``: do not read earlier lines."""
         self._first = int(position["first"])
         self._offsets = {Path(path): int(offset) for path, offset in position["offsets"].items()}
 
     def attempts(self) -> list[int]:
-        """Attempts with a folder, oldest first."""
+        """Numbers of the attempts that have a folder, oldest first."""
         try:
             return sorted(int(path.name) for path in self.run.attempts.iterdir() if path.name.isdecimal())
         except FileNotFoundError:
             return []
 
     def files(self) -> list[Path]:
-        """The existing files, in the order in which they are read."""
+        """The log files that exist, in the order in which they are read."""
         if self.rank == "batch":
             return [path for path in (self.run.slurm_log,) if path.exists()]
         wanted = [n for n in self.attempts() if (n == self.attempt if self.attempt is not None else n >= self._first)]
@@ -113,7 +113,8 @@ def copy_logs(
     ended: Callable[[], bool] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Write ``logs`` to ``out``; with ``ended``, follow them until it returns True. Returns the number of bytes."""
+    """Write ``logs`` to ``out`` and, if ``ended`` is given, follow the logs until ``ended()`` is true. Returns the
+    number of bytes written."""
     written = 0
     while True:
         over = ended is None or ended()

@@ -48,7 +48,7 @@ def follow(watcher: Watcher, display: Display, *, sleep: Callable[[float], None]
 
 @contextmanager
 def display(*, stream: TextIO | None = None) -> Iterator[Display]:
-    """A live display if ``stream`` (default: stderr) is a terminal, else plain lines."""
+    """Yield a display for ``stream`` (default: stderr): a live display if it is a terminal, else plain lines."""
     stream = sys.stderr if stream is None else stream
     if not stream.isatty():
         yield PlainDisplay(stream)

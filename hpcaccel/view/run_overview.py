@@ -47,7 +47,8 @@ class Overview:
     checkpoint: str | None
     checkpoint_step: int | None
     slow_ranks: list[dict[str, Any]] = field(default_factory=list)
-    """Slow ranks of the newest attempt: rank, node, and ratio of the rank's own time to the median of all ranks."""
+    """For each slow rank of the newest attempt: rank, node, and the ratio of the rank's own time to the median of all
+    ranks."""
     ettr: float | None = None
     """Share of all time, except pauses, that was spent in training; None with fewer than two attempts."""
     goodput: float | None = None
@@ -55,15 +56,15 @@ class Overview:
     error_class: str = ""
     """Class of the last failure (docs/failures.md); empty if the run has not failed."""
     advice: str = ""
-    """What to do about that failure."""
+    """What to do about the last failure; empty if the run has not failed."""
     values: dict[str, float] = field(default_factory=dict)
     metrics_warning: str = ""
     """Message about invalid lines in $HPCACCEL_METRICS."""
     history: list[Attempt] = field(default_factory=list)
     overrides: dict[str, Any] = field(default_factory=dict)
-    """For an array task or a sweep trial: its own settings."""
+    """The run's own settings, if it is a task of an array or a trial of a sweep."""
     tasks: list[Overview] = field(default_factory=list)
-    """For an array: its tasks."""
+    """The tasks of an array; empty for other runs."""
     asked: float | None = None
     """When Slurm was queried for the state; None if no query was needed."""
     note: str = ""
@@ -175,7 +176,7 @@ _NAMES = tuple(item.name for item in fields(RunRow))
 
 
 def listed(runs: Sequence[RunDir]) -> list[RunRow]:
-    """The rows of ``runs``. Ended runs are cached until their directory changes."""
+    """The rows of ``runs``. The row of an ended run is cached until the run's directory changes."""
     cached = CachedOverview("list")
     found: dict[Path, RunRow] = {}
     for run in runs:

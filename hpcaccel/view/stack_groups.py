@@ -18,8 +18,8 @@ from hpcaccel.core.stop_requests import leave_stacks_request
 __all__ = ["RankStacks", "StackGroup", "Thread", "group", "newest_dump", "request_dump", "wait_for_dump"]
 
 STACKS_TIMEOUT_SECONDS = 20.0
-"""Time to wait in addition to three heartbeat intervals: the supervisor polls for requests, and signals all ranks if
-some have not written a dump."""
+"""How long to wait for dumps, in addition to three heartbeat intervals: the supervisor polls for requests, and signals
+all ranks if some have not written a dump."""
 LOOK_SECONDS = 0.3
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)(?: \[.*\])? \(most recent call first\):$")
@@ -113,8 +113,8 @@ def newest_dump(run: RunDir, attempt: int) -> list[RankStacks]:
 
 
 def group(stacks: Sequence[RankStacks]) -> list[StackGroup]:
-    """Group ranks by the stack of their main thread. The smallest groups are first; of groups of the same size, those
-    that do not wait."""
+    """Group ranks by the stack of their main thread. The smallest groups come first; among groups of the same size,
+    those that do not wait come first."""
     by_place: dict[tuple[str, ...], list[RankStacks]] = {}
     for one in stacks:
         by_place.setdefault(one.main, []).append(one)

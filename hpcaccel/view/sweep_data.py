@@ -1,7 +1,7 @@
 """Data and colours of a sweep's plots, and the tooltips that a browser shows.
 
-Tooltips need no script: matplotlib writes an artist's ``gid`` as the id of its group, and each such group, or each of
-its points, gets an SVG ``title``.
+Tooltips need no script: matplotlib writes an artist's ``gid`` as the id of an SVG group, and this module adds a
+``title`` element to each such group, or to each point in the group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SweepData:
     lines: frozenset[int] = frozenset()
     """Trials drawn as lines. In a large sweep: the best ones and an evenly spaced selection of the rest."""
     points: list[Sequence[TrialRecord]] = field(default_factory=list)
-    """The trials of each scatter plot, in the order of its points, for their tooltips: see ``with_titles``."""
+    """The trials of each scatter plot, in the order of the plot's points. ``with_titles`` uses them for tooltips."""
 
     @property
     def metric(self) -> str:
@@ -69,12 +69,17 @@ def is_trial(artist: Any, number: int, part: int = 0) -> None:
 
 
 def are_trials(artist: Any, place: int) -> None:
-    """Mark ``artist`` as having a point for each trial in ``points[place]`` (``points``: see ``with_titles``)."""
+    """Mark ``artist`` as a scatter plot of the trials in ``points[place]``; ``points`` is the argument of
+    ``with_titles``."""
     artist.set_gid(f"{_POINTS}-{place}")
 
 
 def with_titles(text: str, data: SweepData, points: Sequence[Sequence[TrialRecord]]) -> str:
-    """The SVG ``text`` with a ``title`` element, shown as a tooltip, for each trial in it."""
+    """Add a ``title`` element, which browsers show as a tooltip, to each line and point of a trial in the SVG ``text``.
+
+    Args:
+        points: the trials of each scatter plot, in the order of the plot's points.
+    """
     names = {trial.number: _title(trial, data) for trial in data.trials}
     found, behind = [], 0
     for match in _GROUP.finditer(text):

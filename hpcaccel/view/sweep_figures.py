@@ -190,7 +190,8 @@ def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _value_axis(axes: Axes, data: SweepData) -> None:
-    """Label the value axis, with a logarithmic scale for positive values that differ by more than a factor of 20."""
+    """Label the value axis. Make it logarithmic if all values are positive and they differ by more than a factor of
+    20."""
     axes.set_ylabel(data.metric)
     values = [value_of(trial) for trial in data.with_value("complete", "pruned")]
     if values and min(values) > 0 and max(values) > 20 * min(values):

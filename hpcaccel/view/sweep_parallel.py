@@ -32,7 +32,7 @@ class Coordinate:
 
 
 def draw_parallel(axes: Axes, data: SweepData) -> None:
-    """Draw a line for each trial in ``data.lines`` that has a value, through its parameters to its value."""
+    """Draw a line for each trial in ``data.lines`` that has a value, from its parameters to its metrics."""
     from matplotlib import colormaps
 
     trials = [trial for trial in data.with_value("complete", "pruned") if trial.number in data.lines]

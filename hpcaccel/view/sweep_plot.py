@@ -42,10 +42,11 @@ def write_plot(sweep: Sweep, out: Path) -> Path:
     """Write the plots of ``sweep`` to ``out``; the suffix selects the format.
 
     Returns:
-        The absolute path.
+        The absolute path of the file.
 
     Raises:
-        UserError: the suffix is unknown, matplotlib or the folder is missing, or there is nothing to draw yet.
+        UserError: the suffix is unknown, the folder does not exist, matplotlib is not installed, or there is nothing to
+            draw yet.
     """
     out = out.expanduser().absolute()
     if out.suffix not in (".html", *PICTURES):

@@ -20,7 +20,8 @@ from rich.segment import Segment, Segments
 __all__ = ["COLUMNS_THERE", "Cell", "Column", "Styled", "console_for", "has_a_terminal", "print_facts", "print_table"]
 
 COLUMNS_THERE = "HPCACCEL_TERMINAL_COLUMNS"
-"""Environment variable: width of the user's terminal for a command run over SSH; unset without a terminal."""
+"""Environment variable with the width of the user's terminal, for a command that is run over SSH. Not set if the output
+does not go to a terminal."""
 
 UNLIMITED = 1_000_000
 GAP = "  "
@@ -41,12 +42,12 @@ Line = list[Styled]
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A column of a table. Columns are shortened (``shortens``) and left out (``leaves``) in ascending order of these
-    numbers until the table fits; None: never."""
+    numbers until the table fits. None for ``shortens`` (``leaves``): the column is never shortened (left out)."""
 
     title: str
     right: bool = False
     wraps: int | None = None
-    """Least width to which cells are wrapped at blanks; None: they stay on one line."""
+    """Minimum width when cells are wrapped at blanks; None if each cell stays on one line."""
     leaves: int | None = None
     shortens: int | None = None
     """Position in that order at which the short forms of the column's cells replace the full ones."""
@@ -69,7 +70,7 @@ def print_table(
     """Print ``rows`` under the columns' titles.
 
     Args:
-        rows: for each column a cell, or a pair of a cell and its short form.
+        rows: each row has an entry for each column: a cell, or a pair of a cell and its short form.
 
     Returns:
         The titles of columns that were left out.
@@ -81,7 +82,7 @@ def print_table(
 
 
 def print_facts(facts: Iterable[tuple[str, Cell | Sequence[Cell]]], *, console: Console) -> None:
-    """Print a line for each fact: its label in bold, and its value. The parts of a sequence are joined."""
+    """Print a line for each fact: its label in bold, and its value. If a value is a sequence, its cells are joined."""
     rows = [(label, [value] if isinstance(value, str | Styled) else list(value)) for label, value in facts]
     width = max((len(label) for label, _ in rows), default=0)
     lines: list[Line] = []

@@ -52,10 +52,10 @@ class Interval:
     """Mean time with nodes between interruptions; None without an interruption."""
     step_seconds: float
     suggested_seconds: float | None
-    """√(2 · save cost · time between interruptions)"""
+    """The recommended interval, √(2 · save cost · time between interruptions); None if it cannot be computed."""
     suggested_steps: int | None
     present_seconds: float | None
-    """The interval in the spec; None: the run saves only when it stops or ends."""
+    """The interval set in the spec; None if the run saves only when it stops or ends."""
 
     @property
     def far_off(self) -> bool:
@@ -85,7 +85,7 @@ class TimeReport:
     steps_lost: int
     attempts: list[AttemptReport] = field(default_factory=list)
     interval: Interval | None = None
-    """None if no step time or no save was recorded, and for an array."""
+    """None for an array, or if no step time or no save was recorded."""
     tasks: list[TimeReport] = field(default_factory=list)
 
     @property
@@ -186,7 +186,7 @@ def _span(run: RunDir, attempt: Attempt, start: AttemptStart, now: float, goes_o
 
 
 def _waits(spans: Sequence[AttemptSpan], *, created: float) -> list[dict[str, float]]:
-    """Parts of the time before each attempt."""
+    """The waiting time before each attempt, split into parts; see ``between``."""
     before: AttemptEnd | None = None
     left, waits = created, []
     for span in spans:

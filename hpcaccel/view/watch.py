@@ -32,7 +32,7 @@ class Snapshot:
     status: RunStatus
     attempts: list[Attempt]
     requests: list[StopRequest]
-    """Requests of users and of the run's sweep to stop or cancel, oldest first, honoured or not."""
+    """Requests to stop or cancel the run, made by users or by the run's sweep, oldest first. Includes honoured ones."""
     step: int | None
     total_steps: int | None
     values: dict[str, float]
@@ -67,7 +67,7 @@ class BackgroundQuery:
 
     @classmethod
     def about(cls, run: RunDir) -> BackgroundQuery:
-        """The query for ``run``, at the interval of its backend."""
+        """A query about ``run`` whose result is reused for as long as ``QUEUE_SECONDS`` says for the run's backend."""
         first = [True]
 
         def query() -> RunStatus:
@@ -76,7 +76,7 @@ class BackgroundQuery:
         return cls(query, seconds=QUEUE_SECONDS[read_record(run).backend])
 
     def now(self, *, afresh: bool = False) -> RunStatus:
-        """The state; with ``afresh`` the cached result is not used."""
+        """The status of the run. If ``afresh`` is true, the cached result is not used."""
         now = self._clock()
         if self._status is None or afresh or now - self._queried_at >= self._seconds:
             self._status, self._queried_at = self._query(), now
@@ -118,7 +118,7 @@ class Watcher:
 
 _SHOWN_FIRST = ("loss", "tokens_per_second")
 _SHOWN_VALUES = 5
-"""Number of values that fit beside the bar."""
+"""Maximum number of values that are shown beside the progress bar."""
 
 _REASON = {
     "completed": "completed",

@@ -1,4 +1,4 @@
-"""Forwarding: commands about runs on a cluster behind SSH are executed on its login node.
+"""Forwarding: commands about runs on a cluster behind SSH are executed on the cluster's login node.
 
 A run is behind SSH if this machine has submitted it to such a cluster, if it is written as ``CLUSTER:RUN``, or if it is
 unknown on this machine and the default profile has a ``host``.
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND_LINE", "Effect", "Secret", "copy_frames", "follow_there", "forwarded", "there_or_here"]
 
 Effect = Literal["changes", "reads", "follows"]
-"""Effect of a command. ``changes``: it takes effect at most once, even if the connection breaks and the request is
-repeated. ``reads``: it only reads, and may be sent again. ``follows``: it reads until the run has ended."""
+"""What a command does. ``changes``: the command changes something, and takes effect at most once even if the connection
+breaks and the request is repeated. ``reads``: the command only reads, so the request may be repeated. ``follows``: the
+command reads until the run has ended."""
 WATCH = {"--watch", "-w"}
 """Options that make ``status`` follow the run."""
 LOCAL_OPTIONS = ("--cluster", "--secret")
-"""Options that apply to this machine only."""
+"""Options that apply to this machine only; they are not forwarded."""
 COMMAND_LINE: ContextVar[Sequence[str]] = ContextVar("COMMAND_LINE")
 """Arguments of this ``hpcaccel`` call; set by the root command."""
 
@@ -57,9 +58,9 @@ def forwarded(
     """Wrap ``command`` so that it runs on the login node, with the same options, if its run or cluster is behind SSH.
 
     Args:
-        words: the command's name, as in ``["sweep", "status"]``.
-        effect: effect of the command on the cluster.
-        not_there: parameters that do not apply on the cluster, each with advice for the user.
+        words: the words of the command's name, such as ``["sweep", "status"]``.
+        effect: what the command does; see ``Effect``.
+        not_there: parameters that cannot be used with a cluster behind SSH, each with advice for the user.
     """
 
     @functools.wraps(command)
@@ -90,7 +91,8 @@ def there_or_here(
     effect: Effect = "changes",
     not_there: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator that adds a command to ``app``, the command group ``group``, and wraps it with :func:`forwarded`."""
+    """Decorator that wraps a command with :func:`forwarded` and adds the result to ``app``. ``group`` is the name of
+    that command group."""
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
         app.command(name)(forwarded([group, name], command, effect=effect, not_there=not_there))
@@ -116,7 +118,7 @@ def _forward(
     """Run a command on the cluster.
 
     Args:
-        secrets: names of this machine's variables that the cluster may get.
+        secrets: names of the environment variables of this machine whose values the cluster may request.
 
     Returns:
         The exit code.
@@ -135,7 +137,7 @@ def _forward(
 
 
 def _run_once(cluster: RemoteCluster, request: dict[str, Any], secrets: frozenset[str]) -> int:
-    """Run a command that ends by itself, and print its output once it is complete. Returns the exit code."""
+    """Run a command that ends by itself, then print its whole output. Returns the exit code."""
 
     def talk(conversation: RemoteRequest) -> tuple[dict[str, Any], Payloads]:
         def send_secrets(head: dict[str, Any], _: bytes) -> None:
@@ -169,7 +171,8 @@ def copy_frames(conversation: RemoteRequest, printed: Callable[[dict[str, Any]],
 
 
 def follow_there(cluster: RemoteCluster, request: dict[str, Any], talk: Callable[[RemoteRequest], int]) -> int:
-    """Run a command that follows a run on the cluster, until the command ends or Ctrl-C. Returns the exit code."""
+    """Run a command on the cluster that follows a run, until the command ends or the user presses Ctrl-C. Returns the
+    exit code."""
     try:
         return int(cluster.again(lambda: cluster.converse(request, talk)))
     except KeyboardInterrupt:
@@ -181,16 +184,17 @@ def follow_there(cluster: RemoteCluster, request: dict[str, Any], talk: Callable
 
 
 def secrets_for(cluster: str, runs: Iterable[str], values: dict[str, Any]) -> frozenset[str]:
-    """Names of the variables that a command with the arguments ``values`` may pass to the cluster.
+    """Names of the environment variables that a command with the arguments ``values`` may pass to the cluster.
 
-    The login node may be under the control of an attacker, so its requests are not trusted. It only gets the variables
-    that the run's spec declared when it was submitted from this machine, and those that the user lists with --secret.
+    The login node may be under the control of an attacker, so its requests are not trusted. The login node gets only
+    variables that the run's spec declared when the run was submitted from this machine, and those that the user lists
+    with ``--secret``.
 
     Args:
-        runs: the command's runs, by their names on the cluster.
+        runs: the names that the command's runs have on the cluster.
 
     Raises:
-        UserError: ``--secret`` is not the name of a variable, or the variable is not set on this machine.
+        UserError: the value of a ``--secret`` is not a variable name, or that variable is not set on this machine.
     """
     from hpcaccel.submission.remote.remote_index import secrets_of
 
@@ -208,7 +212,7 @@ def secrets_for(cluster: str, runs: Iterable[str], values: dict[str, Any]) -> fr
 
 
 def refuse_secret_here(values: dict[str, Any]) -> None:
-    """Raise UserError for ``--secret`` with a run on this machine, where it does not apply."""
+    """Raise UserError if ``--secret``, which is for clusters behind SSH only, is given for a run on this machine."""
     if values.get(_SECRET):
         raise UserError(
             "--secret applies only to runs on a cluster behind SSH: a run on this machine gets the variables listed "
@@ -217,7 +221,7 @@ def refuse_secret_here(values: dict[str, Any]) -> None:
 
 
 def secret_values(cluster: str, requested: Sequence[Any], allowed: frozenset[str]) -> dict[str, str]:
-    """Values for the login node's request; variables that are not set on this machine are left out.
+    """The values of the variables that the login node requests, without variables that are not set on this machine.
 
     Raises:
         UserError: a requested variable is not allowed. In that case no value is passed.

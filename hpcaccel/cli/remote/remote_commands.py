@@ -51,16 +51,16 @@ def submit_there(
     tasks: int | None = None,
     key: str | None = None,
 ) -> NoReturn:
-    """Submit a spec file on the cluster, record the runs on this machine, and with ``wait`` follow the run.
+    """Submit a spec file on the cluster, record the runs on this machine and, if ``wait`` is true, follow the run.
 
     Args:
-        options: options of the command on the cluster.
-        several: the jobs, if the file has several.
+        options: options to pass to the command on the cluster.
+        several: the jobs of the file, if it has several.
         facts: whether to compare the jobs with the stored facts, on this machine and on the cluster.
         tasks: number of tasks of an array; None for a single job.
 
     Raises:
-        typer.Exit: with the exit code of the command on the cluster.
+        typer.Exit: always, with the exit code of the command on the cluster.
         SpecError: the spec is invalid, a secret is not set on this machine, or a job contradicts the facts.
     """
     from hpcaccel.submission.remote.bundle import expanded_on, hand_over, pack
@@ -94,10 +94,10 @@ def _print_receipt(receipt: BundleReceipt, *, only_the_end: bool) -> None:
 
 
 def plot_there(cluster: RemoteCluster, sweep: str, out: Path) -> NoReturn:
-    """Plot a sweep on the cluster, and fetch the file.
+    """Plot a sweep on the cluster, fetch the plot and write it to ``out``.
 
     Raises:
-        typer.Exit: with the exit code of the command on the cluster.
+        typer.Exit: always, with the exit code of the command on the cluster.
         UserError: the directory of ``out`` does not exist.
     """
     request = {"do": "file", "args": ["sweep", "plot", sweep], "suffix": out.suffix}
@@ -117,7 +117,7 @@ def plot_there(cluster: RemoteCluster, sweep: str, out: Path) -> NoReturn:
 
 
 def logs_there(run: str | None, *, rank: str, attempt: int | None, follow: bool) -> bool:
-    """Show the logs of ``run`` and exit if the run is behind SSH; otherwise return False.
+    """If ``run`` is behind SSH, show its logs and exit; otherwise return False.
 
     After a broken connection the output continues where it stopped.
     """
@@ -136,7 +136,7 @@ def logs_there(run: str | None, *, rank: str, attempt: int | None, follow: bool)
 
 
 def shell_there(run: str, node: str | None) -> bool:
-    """Open a shell on a node of ``run``, then exit, if the run is behind SSH; otherwise return False."""
+    """If ``run`` is behind SSH, open a shell on one of its nodes, then exit; otherwise return False."""
     found = cluster_of_run(run)
     if found is None:
         return False
@@ -151,7 +151,7 @@ def shell_there(run: str, node: str | None) -> bool:
 
 
 def given_options(context: typer.Context, cluster: RemoteCluster, *, but: Collection[str]) -> list[str]:
-    """The options of this call, as arguments for the same command on the cluster.
+    """The options given on this command line, as arguments for the same command on the cluster.
 
     Args:
         but: names of the parameters that are handled on this machine.
@@ -177,10 +177,10 @@ def refuse_by_facts(
 ) -> None:
     """Compare jobs with the facts stored on this machine, before anything is sent.
 
-    Only errors are reported. Advice comes from the cluster, which also has the earlier runs.
+    Only contradictions are reported here. The cluster itself gives advice, because it also has the earlier runs.
 
     Args:
-        can_leave_aside: whether the command has an option to ignore the facts, for the hint.
+        can_leave_aside: whether the command has an option to ignore the facts; if so, the hint mentions this option.
 
     Raises:
         SpecError: a job contradicts the facts.
@@ -200,10 +200,10 @@ def refuse_by_facts(
 
 
 def bundle_to_inspect(cluster: RemoteCluster, file: Path, overrides: Sequence[str]) -> SubmissionBundle:
-    """Bundle a spec file on this machine for a command that runs on the cluster and does not submit it.
+    """Bundle a spec file on this machine for a command on the cluster that does not submit the file.
 
     Raises:
-        SpecError: the file has mistakes; the message has a line for each.
+        SpecError: the file has mistakes; the message has a line for each mistake.
     """
     from hpcaccel.spec.loading.workflow import read_jobs
     from hpcaccel.submission.remote.bundle import expanded_on, pack
@@ -221,7 +221,7 @@ def inspect_there(
     runs_dir: Path | None = None,
     facts: bool = True,
 ) -> BundleReceipt:
-    """Run ``command`` with its options on the cluster, for a spec that is not submitted."""
+    """Run ``command`` (with its options) on the cluster, for the spec in ``bundle``. The spec is not submitted."""
     from hpcaccel.spec.cluster.cluster_facts import load_facts
     from hpcaccel.submission.remote.bundle import asked
 

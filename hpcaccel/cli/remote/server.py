@@ -66,8 +66,8 @@ def answer(context: typer.Context) -> None:
 
 
 def _command(request: dict[str, Any], frames: FrameWriter | _WithSubmitted | _WithFile) -> None:
-    """Run an hpcaccel command. If the request has an ``id``, the output is stored: a repeated request returns that
-    output, and runs the command again only if it failed."""
+    """Run an hpcaccel command and send its output. If the request has an ``id``, the output is also stored: a repeated
+    request gets the stored output, and the command runs again only if it failed."""
     from hpcaccel.submission.entrypoint.entry import secrets_from
     from hpcaccel.submission.remote.requests import kept
     from hpcaccel.submission.runs.control import named_requests
@@ -95,7 +95,7 @@ def _command(request: dict[str, Any], frames: FrameWriter | _WithSubmitted | _Wi
 
 
 def _request_secrets(names: Sequence[str], frames: FrameWriter | _WithSubmitted | _WithFile) -> dict[str, str]:
-    """Request the values of secrets from the client."""
+    """Request the values of secrets from the client, and return them by name."""
     import json
 
     try:
@@ -146,13 +146,13 @@ class _WithFile:
 
 
 def _environment(request: dict[str, Any], frames: FrameWriter) -> None:
-    """Send the values of environment variables; None for those that are not set."""
+    """Send the values of the requested environment variables; None for those that are not set."""
     frames.send("environment", values={name: os.environ.get(name) for name in request["names"]})
     frames.send("exit", code=0)
 
 
 class _WithSubmitted:
-    """Frame writer that adds the submitted runs, the result of ``find``, to the last frame."""
+    """Frame writer that adds the submitted runs, which ``find`` returns, to the last frame."""
 
     def __init__(self, frames: FrameWriter, find: Any) -> None:
         self._frames = frames
@@ -164,7 +164,7 @@ class _WithSubmitted:
 
 
 def _logs(request: dict[str, Any], frames: FrameWriter) -> None:
-    """Run ``logs``; each chunk is sent with the position after it."""
+    """Send the requested logs in chunks, each with the position after the chunk."""
     from hpcaccel.cli.ranks import stream_logs
 
     if request.get("follow"):
@@ -204,7 +204,7 @@ _ACTIONS = {
 
 
 def _call(request: dict[str, Any]) -> int:
-    """Run a command with the streams of this process, and return its exit code."""
+    """Run the requested command in this process, and return the exit code."""
     import traceback
 
     from hpcaccel.view.text_tables import COLUMNS_THERE
@@ -224,7 +224,7 @@ def _call(request: dict[str, Any]) -> int:
 
 @contextmanager
 def _streams(frames: Any) -> Iterator[None]:
-    """Send everything written to stdout and stderr in the block as frames."""
+    """Send as frames everything that the block writes to stdout and stderr."""
     sys.stdout.flush()
     sys.stderr.flush()
     before = {number: os.dup(number) for number in (1, 2)}
@@ -257,7 +257,7 @@ def _pump(reading: int, frame: str, frames: Any) -> None:
 
 
 def _exit_with_connection() -> None:
-    """End this process when the connection (stdin) is closed. For commands that only read."""
+    """End this process when the connection (stdin) is closed. This is meant for commands that only read."""
 
     def wait() -> None:
         while sys.stdin.buffer.read(1 << 12):

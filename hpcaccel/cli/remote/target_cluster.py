@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["behind_ssh", "cluster_of_arguments", "cluster_of_run", "without_cluster"]
 
 _RUNS = ("run", "sweep", "runs")
-"""Parameters with one or several names of runs."""
+"""Names of the parameters whose values are runs."""
 _CHECKPOINTS = ("checkpoint", "place", "places", "source")
-"""Parameters with one or several runs, ``RUN@STEP`` or paths on this machine."""
+"""Names of the parameters whose values are runs, ``RUN@STEP``, or paths on this machine."""
 
 
 def cluster_of_arguments(values: Mapping[str, Any]) -> tuple[RemoteCluster, dict[str, str]] | None:
-    """The cluster behind SSH that a command with the arguments ``values`` targets; None for this machine.
+    """Find the cluster behind SSH that a command with the arguments ``values`` targets.
 
     Returns:
-        The cluster, and for each run name in the arguments its name on the cluster.
+        The cluster, and a dict that maps each run in the arguments to its name on the cluster. None if the command
+        targets this machine.
 
     Raises:
         UserError: the arguments refer to runs on several machines, or to a run on a cluster whose profile no longer has
@@ -64,7 +65,7 @@ def _tokens(value: Any) -> Sequence[str]:
 
 
 def _cluster_of_checkpoint(token: str) -> tuple[RemoteCluster, str] | None:
-    """Like :func:`cluster_of_run`, for a run, ``RUN@STEP`` or a path."""
+    """Like :func:`cluster_of_run`, but ``token`` may also be ``RUN@STEP`` or a path."""
     if _has_checkpoints(Path(token).expanduser()):
         return None
     run, at, step = token.rpartition("@")
@@ -73,7 +74,8 @@ def _cluster_of_checkpoint(token: str) -> tuple[RemoteCluster, str] | None:
 
 
 def _has_checkpoints(path: Path) -> bool:
-    """Whether ``path`` has a slash, is a file, or has checkpoints. Other folders may share their name with a run."""
+    """Whether ``path`` contains a slash, is a file, or is a folder with checkpoints. Other folders may just happen to
+    have the name of a run."""
     from hpcaccel import checkpoint_files
 
     if os.sep in str(path):
@@ -94,7 +96,8 @@ def without_cluster(cluster: RemoteCluster, text: str) -> str:
 
 
 def behind_ssh(name: str | None) -> RemoteCluster | None:
-    """The cluster of the profile ``name`` (None: the default one) if it is behind SSH; otherwise None."""
+    """The cluster of the profile ``name``, or of the default profile if ``name`` is None. Returns None if that cluster
+    is not behind SSH."""
     from hpcaccel.cli.options import chosen_profile
 
     profile = chosen_profile(name)
@@ -102,10 +105,10 @@ def behind_ssh(name: str | None) -> RemoteCluster | None:
 
 
 def cluster_of_run(token: str | None, *, only_sweeps: bool = False) -> tuple[RemoteCluster, str] | None:
-    """The cluster of a run, and the run's name on it, if the run is behind SSH; otherwise None.
+    """Returns a run's cluster and the run's name on that cluster, if the run is behind SSH; otherwise None.
 
     Args:
-        token: name of the run; None: the run that was submitted last.
+        token: name of the run; None for the run that was submitted last.
         only_sweeps: as in :func:`hpcaccel.submission.runs.find.find_run`.
 
     Raises:
@@ -143,7 +146,8 @@ def _with_cluster(token: str) -> tuple[RemoteCluster, str] | None:
 
 
 def _is_here(token: str, *, newer_than: str, only_sweeps: bool) -> bool:
-    """Whether ``token`` is the exact id of a run on this machine, or names one newer than the run ``newer_than``."""
+    """Whether ``token`` is the exact id of a run on this machine, or refers to a run on this machine that is newer than
+    the run ``newer_than``."""
     from hpcaccel.submission.runs.find import find_run
     from hpcaccel.submission.runs.run_handle import SweepRun
 
@@ -152,7 +156,7 @@ def _is_here(token: str, *, newer_than: str, only_sweeps: bool) -> bool:
     except RunNotFound:
         return False
     if only_sweeps and not isinstance(found, SweepRun) and found.run_id != token:
-        return False  # a run of the same name; the sweep is on the cluster
+        return False  # a run with the same name as the sweep, which is on the cluster
     return found.run_id > newer_than or found.run_id == token
 
 
