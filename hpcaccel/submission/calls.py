@@ -52,10 +52,10 @@ class FunctionCall:
 
 
 class ItemCall:
-    """Calls a function with the arguments at this task's index."""
+    """Calls the function with the arguments ``calls[n]``, where n is the index of this task in its array."""
 
     def __init__(self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> None:
-        self.__wrapped__ = function  # inspect.unwrap() finds the function's file, which is copied
+        self.__wrapped__ = function  # lets inspect.unwrap() find the user's function, whose file is copied
         self.__qualname__ = getattr(function, "__qualname__", "call")
         self._calls = calls
 
@@ -123,7 +123,7 @@ def _reset_signals() -> None:
 
 
 def _remove_torn_result() -> None:
-    """Delete the temporary result file of an attempt that was killed while writing: submitit fails if it exists."""
+    """Delete the temporary result file of an attempt that was killed: submitit fails if such a file exists."""
     from submitit import JobEnvironment
 
     result = JobEnvironment().paths.result_pickle

@@ -26,7 +26,7 @@ from hpcaccel.submission.clusters.limits import effective_qos
 __all__ = ["History", "Preemption", "last_run_of", "preemption", "preemption_of", "read_history", "storage"]
 
 MOST_RUNS = 10
-"""At most this many runs of a name (the newest) are searched for a checkpoint, and as many tasks or trials of each."""
+"""How many runs of a name, newest first, are searched for a checkpoint; also how many tasks or trials of each run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def last_run_of(name: str, runs_dir: Path) -> Iterator[RunDir]:
 
 
 def read_history(name: str, runs_dir: Path) -> History | None:
-    """Measurements of the newest run of this name that saved a checkpoint, out of the last ``MOST_RUNS``; else None."""
+    """Measurements of the newest run of this name with a saved checkpoint; None if the last ``MOST_RUNS`` have none."""
     for _, run in zip(range(MOST_RUNS), last_run_of(name, runs_dir), strict=False):
         parts = [run, *(RunDir(path) for path in _parts(run))]
         found = next((history for part in parts if (history := _of(part)) is not None), None)
@@ -67,7 +67,7 @@ def read_history(name: str, runs_dir: Path) -> History | None:
 
 
 def _parts(run: RunDir) -> Iterator[Path]:
-    """The first tasks of an array, the first trials of a sweep."""
+    """Yield the directories of the first tasks of an array, or of the first trials of a sweep."""
     for folder in ("tasks", "trials"):
         yield from sorted((run.path / folder).glob("[0-9]*"))[:MOST_RUNS]
 
@@ -119,7 +119,7 @@ def _timing(run: RunDir, attempts: Sequence[int]) -> Timing | None:
 
 
 def storage(spec: JobSpec, facts: SiteFacts, *, runs_dir: Path | None, history: History | None) -> Iterator[Finding]:
-    """Compare ``checkpoint.keep`` checkpoints, plus one being written, with the remaining quota of bytes and files."""
+    """Findings if ``checkpoint.keep`` checkpoints plus one being written exceed the free quota of bytes or files."""
     quota = None if runs_dir is None else _quota_of(runs_dir, facts)
     if quota is None or history is None:
         return
@@ -173,7 +173,7 @@ def _against(
 
 
 SHORT_SECONDS = 900
-"""A job with at most this time limit, such as one for debugging, loses little if it is not requeued."""
+"""A job with at most this time limit, such as a debugging job, loses little if it is not requeued."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,9 +189,10 @@ class Preemption:
 def preemption_of(spec: JobSpec, facts: SiteFacts, partition: Partition) -> Preemption | None:
     """How the spec's job is preempted in ``partition``; None if nothing preempts it, or if that is unknown.
 
-    With preempt/partition_prio, jobs of a partition with a higher PriorityTier can preempt it; with preempt/qos, jobs
-    of a QOS whose Preempt list contains the job's QOS. The mode and the grace time are those of the preempted job's
-    partition or QOS; without a mode there, the cluster's PreemptMode applies (slurm.conf(5), sacctmgr(1)).
+    With preempt/partition_prio, jobs of a partition with a higher PriorityTier can preempt the job; with preempt/qos,
+    jobs of a QOS whose Preempt list contains the job's QOS can. The mode and the grace time are those of the
+    preempted job's partition or QOS; without a mode there, the cluster's PreemptMode applies (slurm.conf(5),
+    sacctmgr(1)).
     """
     kind = (facts.config.preempt_type or "").lower()
     if kind.endswith("partition_prio"):

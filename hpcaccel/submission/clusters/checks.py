@@ -1,8 +1,8 @@
-"""Offline checks of a job spec against the stored facts of its cluster: what Slurm would refuse, or never start.
+"""Offline checks of a job spec against the stored facts of its cluster: would Slurm refuse the job, or never start it?
 
 Unknown facts are not errors: an unknown limit is no limit, and a list that could not be read forbids nothing. A job
-can have several partitions, of which Slurm uses the one that can start the job first (sbatch(1)): if one accepts the
-job, findings about the others are only warnings.
+can list several partitions, of which Slurm uses the one that can start the job first (sbatch(1)): if one partition
+accepts the job, findings about the others are only warnings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def findings_for(
 ) -> tuple[SiteFacts | None, list[Finding]]:
     """The stored facts of a profile and the findings for ``spec``.
 
-    (None, []) without a profile, for the local backend, or if no facts are stored.
+    Returns (None, []) without a profile, for the local backend, or if no facts are stored.
 
     Raises:
         SpecError: the facts cannot be read.
@@ -64,11 +64,11 @@ def advice_or_refusal(
     """The warnings of :func:`findings_for` as text; None if there are no facts.
 
     Args:
-        can_leave_aside: whether the command has the option --no-facts, for the message.
+        can_leave_aside: whether the command has the option --no-facts, which the message then mentions.
 
     Raises:
-        SpecError: the spec has errors: the message lists all, and what to do if the facts are out of date. Or the
-            facts cannot be read.
+        SpecError: the facts cannot be read, or the spec has errors. In the second case, the message lists all errors
+            and what to do if the facts are out of date.
     """
     facts, found = findings_for(spec, profile, array_tasks=array_tasks, runs_dir=runs_dir)
     if facts is None:
@@ -102,11 +102,11 @@ def check_site(
         array_tasks: the number of tasks of an array; None for a single job.
         runs_dir: where run directories are created on the cluster; None if unknown.
         history: measurements of the last run of the same name.
-        now: seconds since 1970, for the age of the facts.
+        now: the current time in seconds since 1970, for the age of the facts.
         with_ages: whether to append the age of the facts to each finding.
     """
     if spec.slurm.clusters not in (None, facts.config.cluster_name):
-        return []  # the facts are of another cluster of the federation
+        return []  # the facts describe another cluster of the federation
     found = [
         *_of_nodes(spec, facts),
         *array_size(spec, facts, array_tasks),
@@ -129,7 +129,7 @@ def _of_nodes(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
 def _of_components(spec: JobSpec, facts: SiteFacts, history: History | None) -> Iterator[Finding]:
     """Findings for the nodes of each component, and for preemption in partitions that the ranks do not use.
 
-    Slurm preempts a whole job with any of its components.
+    If one component is preempted, Slurm preempts the whole job.
     """
     for name in spec.components:
         alone = spec.of_component(name)
@@ -150,8 +150,8 @@ def _in_component(text: str, name: str) -> str:
 def _too_many_together(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
     """An error if the ranks and components that request the same single partition need more nodes than it has.
 
-    Slurm's backfill scheduler places each component on separate nodes, however few of their CPUs it uses
-    (https://slurm.schedmd.com/heterogeneous_jobs.html, "Limitations"; on 22.05 the job waited forever).
+    Slurm's backfill scheduler places each component on separate nodes, even if it uses few of their CPUs
+    (https://slurm.schedmd.com/heterogeneous_jobs.html, "Limitations"; on Slurm 22.05 the job stayed pending forever).
     """
     wanted: dict[str, int] = {}
     for one in [spec, *(spec.of_component(name) for name in spec.components)] if spec.components else ():
@@ -168,7 +168,7 @@ def _too_many_together(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
 
 
 def wanted_partitions(spec: JobSpec, facts: SiteFacts) -> list[Partition]:
-    """The existing partitions of the spec; the cluster's default if the spec names none."""
+    """The partitions that the spec names and the cluster has; the default partition if the spec names none."""
     if spec.slurm.partition is None:
         return [] if facts.default_partition is None else [facts.default_partition]
     found = (facts.partition(name) for name in spec.slurm.partition.split(","))
@@ -188,7 +188,7 @@ def _unknown_partitions(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
 
 
 def _by_partition(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
-    """The findings for each partition; only warnings if another partition of the spec accepts the job."""
+    """The findings for each partition of the spec; all are warnings if at least one partition accepts the job."""
     partitions = wanted_partitions(spec, facts)
     found = {one.name: list(_of_partition(spec, facts, one)) for one in partitions}
     one_is_free = any(not any(finding.is_error for finding in own) for own in found.values())
@@ -215,7 +215,7 @@ def _state(partition: Partition) -> Iterator[Finding]:
 
 
 STALE_DAYS = 30
-"""Older facts are reported as out of date: sites change their partitions a few times a year."""
+"""Facts older than this are reported as out of date: sites change their partitions a few times a year."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Contradiction:
 
     key: str
     message: str
-    """The text after the key."""
+    """The text that follows the key."""
     is_error: bool = True
 
     def __str__(self) -> str:
@@ -241,7 +241,7 @@ def check(profile: ClusterProfile, facts: SiteFacts) -> list[Contradiction]:
 
 
 def _defaults(profile: ClusterProfile, facts: SiteFacts) -> Iterator[Contradiction]:
-    """Findings for a job with the profile's defaults only, limited to settings of the profile."""
+    """Check a job that has only the profile's defaults; yield the findings about settings that the profile makes."""
     spec = spec_from_values({"name": profile.name, "entrypoint": {"command": ["true"]}}, profile=profile)
     given = set(profile.slurm.model_fields_set)
     for one in check_site(spec, facts):

@@ -1,4 +1,4 @@
-"""Findings of checks against a cluster's facts: setting, value, what is allowed, age of the facts."""
+"""Findings of checks against a cluster's facts: each names a setting, its value, what is allowed, the facts' age."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Finding:
     key: str
     """The setting, such as ``slurm.partition``."""
     message: str
-    """The text after the key, which for most settings begins with the value."""
+    """The text that follows the key. For most settings, this text begins with the value."""
     is_error: bool
     place: str = ""
-    """The place of the setting, such as ``job.yaml:12``."""
+    """The place of the setting in a file, such as ``job.yaml:12``; "" if there is none."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.key} {self.message}" if self.place else f"{self.key} {self.message}"
@@ -56,7 +56,7 @@ def listed(names: Sequence[str], label: str = "has") -> str:
 
 
 def nearest(word: str, names: Sequence[str]) -> str:
-    """``. Did you mean 'gpu'?``, or nothing."""
+    """``. Did you mean 'gpu'?``; "" if no name is similar to ``word``."""
     match = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f". Did you mean {match[0]!r}?" if match else ""
 

@@ -1,8 +1,8 @@
 """Checks of accounts, QOS and groups, and of limits on time, nodes, arrays, GPUs and CPUs.
 
-If several limits apply, the order of precedence is: QOS of the partition, QOS of the job, account. OverPartQOS swaps
-the first two. The partition's own MaxTime and MaxNodes apply in addition, unless the job's QOS has the flag
-PartitionTimeLimit or PartitionMaxNodes. Source: https://slurm.schedmd.com/resource_limits.html.
+If several limits apply, the order of precedence is: QOS of the partition, QOS of the job, account. The flag OverPartQOS
+of the job's QOS swaps the first two. The partition's own MaxTime and MaxNodes apply in addition, unless the job's QOS
+has the flag PartitionTimeLimit or PartitionMaxNodes. Source: https://slurm.schedmd.com/resource_limits.html.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def effective_qos(spec: JobSpec, facts: SiteFacts) -> Qos | None:
 
 
 def accounts(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
-    """Errors for the account if AccountingStorageEnforce (slurm.conf(5)) is set, and for the QOS if it includes qos."""
+    """Errors for the account, if AccountingStorageEnforce (slurm.conf(5)) is set; for the QOS, if that includes qos."""
     enforced = {word.lower() for word in facts.config.accounting_enforce}
     if not enforced or "none" in enforced:
         return
@@ -118,7 +118,7 @@ def _name_of(account: Account | None) -> str | None:
 
 
 _ARRAY = "the array"
-"""The key of findings about the array of --grid or of a sweep's workers, which is not a setting."""
+"""The key of findings about an array (from --grid, or of a sweep's workers). It does not name a setting."""
 
 
 class _Limit(NamedTuple):
@@ -147,7 +147,7 @@ def partition_limits(spec: JobSpec, facts: SiteFacts, partition: Partition) -> I
 
 
 def _accounted(name: str, spec: JobSpec, facts: SiteFacts, partition: Partition) -> list[_Limit]:
-    """The effective limit ``name`` of QOS and account; [] if there is none or Slurm does not enforce limits."""
+    """The effective limit ``name``, from a QOS or the account; [] if there is none or Slurm does not enforce limits."""
     if not _enforced(facts):
         return []
     job_qos = effective_qos(spec, facts)
@@ -172,7 +172,10 @@ def _known(most: int | None, whose: str) -> list[_Limit]:
 
 
 def _time(spec: JobSpec, limits: list[_Limit]) -> Iterator[Finding]:
-    """An error if the job's time is too long. Slurm compares the least time that the job accepts: time_min, if set."""
+    """An error if the job's time exceeds the limit.
+
+    Slurm checks the shortest time that the job accepts: ``time_min`` if set, else ``time``.
+    """
     if not limits:
         return
     least = min(limits, key=lambda one: one.most)
@@ -234,7 +237,7 @@ def _tres(limits: dict[str, str], tres: str, whose: str, scope: str) -> list[_Li
 
 
 def array_size(spec: JobSpec, facts: SiteFacts, tasks: int | None) -> Iterator[Finding]:
-    """Findings if the array is too large: MaxArraySize limits its size (slurm.conf(5)), MaxSubmit the queued jobs."""
+    """Findings if the array is too large: MaxArraySize (slurm.conf(5)) limits its tasks, MaxSubmit all queued jobs."""
     most = facts.config.max_array_size
     if tasks is None:
         return

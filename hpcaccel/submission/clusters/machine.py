@@ -1,6 +1,7 @@
-"""Facts of a login node besides Slurm: user, containers, Python, quotas, collected by one small shell script.
+"""Facts about a login node that do not come from Slurm: user, groups, containers, Python and quotas.
 
-The same script runs on this machine and over SSH. It needs only a POSIX shell and coreutils, and writes no files.
+One small shell script collects them, on this machine or over SSH. The script needs only a POSIX shell and coreutils,
+and writes no files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hpcaccel.spec.cluster.cluster_facts import Quota
 __all__ = ["Machine", "Run", "ask", "read"]
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-"""``subprocess.run``, or the ``runner`` of a ``RemoteCluster``."""
+"""A function that runs a program: ``subprocess.run``, or the ``runner`` of a ``RemoteCluster``."""
 
 SECONDS = 60.0
 
@@ -75,7 +76,7 @@ def ask(run: Run, *, program: str, paths: Sequence[str]) -> Machine:
     """Run the script on the machine on which ``run`` starts programs.
 
     Args:
-        program: hpcaccel on that machine: its name on PATH, or a path that may begin with ``~/``.
+        program: the hpcaccel program on that machine: a name on PATH, or a path, which may begin with ``~/``.
         paths: directories whose quotas are needed, besides home and ``$SCRATCH``.
 
     Raises:
@@ -155,7 +156,7 @@ def _quotas(parts: Sequence[Part]) -> list[Quota]:
 
 
 def _df_row(lines: Sequence[str]) -> tuple[str, int, int] | None:
-    """Device, total and used of a ``df -P`` row, parsed from the end because the device may contain spaces."""
+    """Parse the last row of ``df -P``. Returns device, total and used; the device may contain spaces."""
     match = re.match(r"(.+?)\s+(\d+)\s+(\d+)\s+-?\d+\s+\S+\s+/", lines[-1]) if len(lines) > 1 else None
     return (match[1], int(match[2]), int(match[3])) if match else None
 
@@ -170,7 +171,7 @@ def _quota_rows(lines: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
 
 
 def _quota_numbers(words: Sequence[str]) -> list[int]:
-    """Used, soft and hard limit in KiB, then the same for files; [] for other rows. A star marks an exceeded limit."""
+    """Usage, soft limit and hard limit in KiB, then for files; [] for other rows. A star marks an exceeded limit."""
     numbers = [int(word.rstrip("*")) for word in words if re.fullmatch(r"\d+\*?", word)]
     return numbers if len(numbers) >= 6 else []
 

@@ -86,7 +86,7 @@ def _partition(row: Row, members: Mapping[str, set[str]]) -> Partition:
 
 
 def node_types(rows: Iterable[Row]) -> list[NodeType]:
-    """Group equal nodes into node types, those with the most GPUs first, then those with the most CPUs."""
+    """Group equal nodes into node types, sorted by number of GPUs, then by number of CPUs, largest first."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(_likeness(row), []).append(row)
@@ -133,7 +133,7 @@ def _cpus(row: Row) -> int:
 
 
 def _state(text: str) -> str:
-    """One state for a node: that which blocks jobs, if any. ``IDLE+DRAIN`` → drain; ``MIXED+PLANNED`` → mixed."""
+    """A node's state in one word, one that blocks jobs if any: ``IDLE+DRAIN`` → drain, ``MIXED+PLANNED`` → mixed."""
     base, *flags = _STATE_MARKS.sub("", text.lower()).split("+")
     for telling in ("down", "fail", "drain", "maint", "reserved", "not_responding"):
         if telling in flags or base == telling:

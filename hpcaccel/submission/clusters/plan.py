@@ -38,7 +38,7 @@ __all__ = [
 
 
 MOST_QUESTIONS = 36
-"""Maximum number of choices: each one can query the controller, whose load sites want to keep low."""
+"""Maximum number of choices: each can cause a query to Slurm's controller, whose load sites want to keep low."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Choice:
     """The job's name, for a file with several jobs."""
     partition: str
     nodes: int
-    """Nodes, components included."""
+    """Number of nodes, including those of components."""
     gpus: int
-    """GPUs on all nodes."""
+    """Number of GPUs on all nodes together."""
     time_seconds: int | None
     start_time: float | None = None
     node_hours: float | None = None
@@ -73,7 +73,7 @@ class Choice:
 
 
 def plan_jobs(file: Path, *, overrides: Sequence[str] = (), **options: Any) -> list[Choice]:
-    """The choices for a file's job, or for each of its jobs in order. Arguments, errors: :func:`plan_choices`."""
+    """The choices for each job of a file, in order. Arguments and errors are those of :func:`plan_choices`."""
     jobs = read_jobs(file, overrides=overrides)
     if jobs is None:
         return plan_choices(file, overrides=overrides, **options)
@@ -92,17 +92,17 @@ def plan_choices(
     slurm: Slurm | None = None,
     on_query: Callable[[JobSpec], None] = lambda spec: None,
 ) -> list[Choice]:
-    """Every combination of ``partitions`` and ``nodes``, sorted by start time.
+    """A choice for every combination of ``partitions`` and ``nodes``, sorted by start time.
 
     Args:
         source: a spec file with one job, or one job of a file with several.
         partitions, nodes: the values to combine; if empty, the spec's own.
-        facts: the cluster's facts; Slurm is not queried for choices that they rule out.
-        on_query: called with the spec of each combination before it is checked and Slurm is queried.
+        facts: the cluster's facts; Slurm is not queried for choices that the facts rule out.
+        on_query: called with the spec of each combination before the spec is checked and Slurm is queried.
 
     Raises:
         SpecError: the spec is invalid, or an item of ``nodes`` is not a number of nodes.
-        UserError: more combinations than ``MOST_QUESTIONS``.
+        UserError: there are more combinations than ``MOST_QUESTIONS``.
         ClusterError, SlurmCommandError: there is no Slurm here, or it does not respond.
     """
     _refuse_too_many(_count(partitions, nodes))
@@ -161,7 +161,9 @@ def _choice(spec: JobSpec, profile: ClusterProfile | None, facts: SiteFacts | No
 def query_slurm(
     spec: JobSpec, profile: ClusterProfile | None, slurm: Slurm, *, tasks: int | None = None
 ) -> StartEstimate:
-    """Run ``sbatch --test-only`` with the script of ``spec``. ``tasks``: the size of an array; None for a single job.
+    """Run ``sbatch --test-only`` with the script of ``spec``.
+
+    ``tasks`` is the size of an array, or None for a single job.
 
     Raises:
         ClusterError, SlurmCommandError: there is no Slurm here, or it does not respond.
@@ -187,7 +189,7 @@ def ask_of_script(text: str, slurm: Slurm) -> StartEstimate:
 
 DEBUG_MINUTES = 15
 _NAMES = ("debug", "devel", "develop", "dev", "test", "testing", "short", "interactive")
-"""Common names of partitions and QOS for debugging, the most common first."""
+"""Common names of debugging partitions and QOS, the most common first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +198,10 @@ class DebugJob:
 
     overrides: tuple[str, ...]
     where: str
-    """For the note: the site's partition or QOS for debugging, or why the spec's own is used."""
+    """A phrase for the note: the debugging partition or QOS, or why the spec's own partition is used."""
 
     def note(self, spec: JobSpec) -> str:
-        """A note for the user. ``spec`` was loaded with these settings and then the user's own."""
+        """A note for the user. ``spec`` is the spec after these settings and then the user's own were applied."""
         back = "" if spec.resilience.requeue or spec.resilience.chain else ", not requeued"
         nodes = "one node" if spec.slurm.nodes in (None, "1") else f"{spec.slurm.nodes} nodes"
         if spec.components:
@@ -210,8 +212,8 @@ class DebugJob:
 def debug_job(spec: JobSpec, facts: SiteFacts | None) -> DebugJob:
     """The settings of a debugging job: at most 15 minutes, not requeued, named ``<name>-debug``.
 
-    The ranks get one node, and so does each component. The job uses a partition for debugging if the facts have one
-    that it may use, else a QOS for debugging, else the spec's partition.
+    The ranks get one node, and so does each component. The job uses a debugging partition if the facts list one
+    that is open to it, else a debugging QOS, else the spec's own partition.
     """
     minutes = _minutes(spec)
     place: list[str] = []
@@ -251,7 +253,7 @@ def _minutes(spec: JobSpec) -> int:
 
 
 def _partition(spec: JobSpec, facts: SiteFacts) -> Partition | None:
-    """The first partition with a name for debugging that is up and accepts the job."""
+    """The partition with the most common debugging name, among the partitions that are up and accept the job."""
     usable = [
         one
         for one in facts.partitions

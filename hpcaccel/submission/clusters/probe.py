@@ -38,7 +38,7 @@ def probe(profile: ClusterProfile, run: Run = subprocess.run, *, now: float | No
     """Collect the facts of a profile's cluster. Unavailable facts are listed in ``unknown``, with the reason.
 
     Args:
-        run: starts programs: ``subprocess.run``, or the ``runner`` of a ``RemoteCluster``.
+        run: the function that runs programs: ``subprocess.run``, or the ``runner`` of a ``RemoteCluster``.
 
     Raises:
         ClusterError: the machine has no Slurm or does not respond in time, or the profile is for the local backend.
@@ -84,7 +84,7 @@ def probe(profile: ClusterProfile, run: Run = subprocess.run, *, now: float | No
 
 
 def _naming_host(host: str | None, run: Run) -> Run:
-    """``run``, with an error message that names the login node if a program is missing there."""
+    """Wrap ``run`` so that the error for a missing program names the login node ``host``."""
     if host is None:
         return run
 
@@ -127,7 +127,7 @@ def _accounts(queries: _Queries, user: str, accounting: bool | None) -> list[dic
 
 
 def _kinds(queries: _Queries) -> list[NodeType]:
-    """The node types, from the nodes themselves, or from sinfo's partitions if the site hides nodes."""
+    """The node types, from the records of the nodes, or from sinfo's partitions if the site hides its nodes."""
     rows: list[dict[str, str]] = queries.of("scontrol show node", queries.slurm.node_records, [])
     if rows:
         return parse_facts.node_types(rows)
@@ -172,7 +172,7 @@ def new_profile(name: str, *, host: str | None, default: bool, settings: Sequenc
     """The values of a new profile.
 
     Args:
-        settings: ``key=value`` with the profile's own keys: ``slurm.account=abc``, ``env.NCCL_DEBUG=WARN``.
+        settings: ``key=value`` texts with keys of a profile: ``slurm.account=abc``, ``env.NCCL_DEBUG=WARN``.
 
     Raises:
         SpecError: the name is taken or not allowed, or a setting is invalid.
@@ -254,7 +254,7 @@ def completed(values: dict[str, Any], facts: SiteFacts) -> tuple[dict[str, Any],
 
 
 def write_profile(name: str, values: dict[str, Any]) -> Path:
-    """Write the file of a new profile, readable by the user only: it may contain private paths and variables."""
+    """Write the file of a new profile, readable by the user only: a profile may contain private paths and variables."""
     path = profile_path(name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     head = (
@@ -267,7 +267,7 @@ def write_profile(name: str, values: dict[str, Any]) -> Path:
 
 
 def set_program(profile: ClusterProfile, program: str) -> bool:
-    """Record the path of hpcaccel in the profile unless it has one. Returns whether ``program`` is now recorded."""
+    """Record the path of hpcaccel in a profile that has none. Returns whether ``program`` is now recorded."""
     if profile.hpcaccel is not None or profile.source is None:
         return profile.hpcaccel == program
     text = profile.source.read_text(encoding="utf-8")

@@ -2,8 +2,9 @@
 
 The batch step's program is one zip file with ``core``, ``slurm`` and ``node``, which import the standard library only.
 The ranks' part is a folder for containers whose image has torch but not hpcaccel. The loader shield is a folder with a
-``sitecustomize`` that keeps data-loader workers alive through a SIGTERM from Slurm. All are copies, so that an upgrade
-of hpcaccel does not change queued jobs.
+``sitecustomize`` that keeps data-loader workers alive through a SIGTERM from Slurm. The trainer bridge is such a folder
+too; its ``sitecustomize`` adds hpcaccel's callback to transformers' Trainer. All are copies, so that an upgrade of
+hpcaccel does not change queued jobs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def build_node_program() -> bytes:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """The bytecode of ``source`` as an unchecked hash-based pyc (PEP 552), which Python loads without reading ``source``."""
+    """The bytecode of ``source`` as an unchecked hash-based pyc (PEP 552), which is not compared with the source."""
     code = compile(source, name, "exec", dont_inherit=True)
     # Marshal version 2: later versions mark repeated references, and these marks differ between runs.
     text = marshal.dumps(code, 2)
@@ -67,13 +68,13 @@ def write_node_program(path: Path) -> None:
 
 
 RANK_SIDE = "rank_side"
-"""Folder in the run directory with hpcaccel for ranks in containers: mounted read-only, in PYTHONPATH after the code."""
+"""Folder in the run directory with hpcaccel for ranks in containers: read-only, in PYTHONPATH after the copied code."""
 
 LOADER_SHIELD = "loader_shield"
 """Folder in the run directory that is added to the PYTHONPATH of ranks that are stopped by signals."""
 
 TRAINER_BRIDGE = "trainer_bridge"
-"""Folder in the run directory, for the PYTHONPATH of ranks with ``runtime.bridge``."""
+"""Folder in the run directory that is added to the PYTHONPATH of ranks with ``runtime.bridge``."""
 
 _NOT_FOR_RANKS = {"spec", "render", "submission", "sweeps", "view", "service", "cli", "node", "templates"}
 

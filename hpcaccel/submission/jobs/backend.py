@@ -34,7 +34,7 @@ class Backend(Protocol):
         """Raises ClusterError if nothing can be submitted from this machine."""
 
     def start(self, run: RunDir, script: Path, indices: Sequence[int] | None = None) -> str:
-        """Submit a script (for an array, with the indices of its tasks) and return the job id."""
+        """Submit a script and return the job id. For an array, ``indices`` are the tasks to submit."""
 
     def discard(self, run: RunDir, job_id: str) -> None:
         """Cancel a job that has just been submitted."""
@@ -56,7 +56,7 @@ class SlurmBackend:
             )
 
     def start(self, run: RunDir, script: Path, indices: Sequence[int] | None = None) -> str:
-        # overrides the script's --array line, which has all tasks
+        # overrides the script's --array line, which lists all tasks
         args = [] if indices is None else [f"--array={ranges(indices)}"]
         return self.slurm.sbatch(script, [*args, *self.options])
 
@@ -86,8 +86,8 @@ def take_back(slurm: Slurm, job_id: str) -> None:
     """Cancel a job that has just been submitted.
 
     Raises:
-        SlurmCommandError: scancel failed. Never its subclass SlurmUnreachable, because callers would conclude that
-            there is no job.
+        SlurmCommandError: scancel failed. The subclass SlurmUnreachable is never raised, because callers would
+            conclude from it that there is no job.
     """
     try:
         slurm.cancel(job_id)
@@ -113,7 +113,7 @@ def ranges(indices: Sequence[int]) -> str:
 DEFAULT_SIZE = 1001
 """Slurm's default for MaxArraySize."""
 FEW = 100
-"""Up to this number of tasks, MaxArraySize is not queried: few sites set it lower."""
+"""Up to this number of tasks, MaxArraySize is not queried: few sites set a lower limit."""
 MOST = 100_000
 """Largest array of the local backend, and of Slurm if MaxArraySize cannot be read."""
 
@@ -128,7 +128,7 @@ def refuse_too_many(tasks: int, backend: Backend, *, of_map: bool) -> None:
     """Raises SpecError for an array with more tasks than the cluster or the local backend accepts.
 
     Args:
-        of_map: whether the tasks are the items of ``hpcaccel.map``, for the message.
+        of_map: whether the tasks are the items of ``hpcaccel.map``; this selects the error message.
     """
     limit = f"an array can have at most {MOST:,} tasks"
     most = MOST

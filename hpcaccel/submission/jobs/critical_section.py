@@ -1,10 +1,11 @@
 """Protection of a submission: locks against the user's other processes, and deferred signals.
 
-A lock is held until its process has released it or ended, and all programs that inherited it have ended. If the file
-system has no flock, or the state directory is not writable, submissions work without locks.
+A lock is held until the process that took it has released it or ended, and all programs that inherited the lock have
+ended. If the file system has no flock, or the state directory is not writable, submissions work without locks.
 
-While a new run is created, SIGTERM and SIGHUP (the connection to the login node was lost) undo the creation, unless
-they are ignored (nohup) or have a handler. During the submission, signals are deferred until the job is recorded.
+While a new run is created, SIGTERM and SIGHUP (sent if the connection to the login node is lost) undo the creation,
+unless the signal is ignored (nohup) or has a handler. During the submission, signals are deferred until the job is
+recorded.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def give_back(path: Path, lock: int, *, remove: bool = False) -> None:
     """Release a lock.
 
     Args:
-        remove: whether to delete the file, for locks that are used once.
+        remove: whether to delete the lock file, as is done for locks that are used only once.
     """
     if lock == UNLOCKED:
         return
@@ -73,7 +74,7 @@ def give_back(path: Path, lock: int, *, remove: bool = False) -> None:
 
 
 def remove_old_files(folder: Path, *, older_than_seconds: float) -> None:
-    """Delete the files in ``folder``, including lock files, last written more than ``older_than_seconds`` ago."""
+    """Delete all files in ``folder`` (lock files too) that were last written more than ``older_than_seconds`` ago."""
     oldest = time.time() - older_than_seconds
     with suppress(OSError):
         for entry in os.scandir(folder):
@@ -109,7 +110,7 @@ def _locked(path: Path, *, wait: bool) -> int | None:
             except BaseException:
                 os.close(lock)
                 raise
-            os.close(lock)  # the holder removed the file meanwhile, and the next process creates a new one: try again
+            os.close(lock)  # the holder has removed this file, so the next process locks a new one: try again
     except OSError as error:
         warn_no_state(error, path.parent)
         return UNLOCKED
@@ -136,10 +137,10 @@ class _Signalled(BaseException):
 def raise_on_signals() -> Iterator[Callable[[], None]]:
     """On SIGTERM or SIGHUP, raise an exception in the block, for cleanup, and then end the process with that signal.
 
-    Only in the main thread, and only for signals that have the default handler.
+    Works only in the main thread, and only for signals that have the default handler.
 
     Yields:
-        A function that restores the default handlers before the block ends.
+        A function with which the block can restore the default handlers before it ends.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None  # only the main thread can set handlers
@@ -166,9 +167,10 @@ def raise_on_signals() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """Defer SIGINT, SIGTERM and SIGHUP until the end of the block. Commands that it starts have these signals blocked.
+    """Defer SIGINT, SIGTERM and SIGHUP until the end of the block. Commands started in the block have them blocked.
 
-    A signal between submission and record would leave an unrecorded job. Works in the main thread only.
+    A signal after a job is submitted and before it is recorded would leave an unrecorded job. Works only in the main
+    thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -177,7 +179,7 @@ def defer_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _DEFERRED}
     for number in before:
         signal.signal(number, lambda number, _: arrived.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)  # the commands inherit it, other threads do not
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _DEFERRED)  # commands inherit the mask, other threads do not
     try:
         yield
     finally:

@@ -1,9 +1,9 @@
 """Submitting the job of a run: write the intent, submit the script, record the job. Used by submit, resume and sweeps.
 
-Before a script is submitted, an intent is written to the run directory. It is removed once the job is in the run's
-record. An intent that exists while no process holds the lock was left by a submit or a resume that was killed, or whose
-job Slurm did not confirm; ``recovery`` checks whether the job exists. A lock per run serializes the processes that
-submit the run. sbatch inherits the lock, so that a killed submit counts as ended only when its sbatch has ended, too.
+A lock per run serializes the processes that submit the run. sbatch inherits the lock, so that a killed submit counts as
+ended only when its sbatch has ended, too. Before a script is submitted, an intent is written to the run directory. The
+intent is removed once the job is in the run's record. If an intent exists while no process holds the lock, a submit or
+resume was killed, or Slurm did not confirm its job; ``recovery`` checks whether the job exists.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ R = TypeVar("R", bound=RunDir)
 
 
 class SubmitUnderway(Exception):
-    """Another process is submitting the run, or Slurm may still show its job. Only raised with ``wait=False``."""
+    """Another process is submitting the run, or its job may yet appear in the queue. Raised with ``wait=False``."""
 
 
 def is_open(run: RunDir) -> bool:
-    """Whether a submit or a resume of the run has not finished."""
+    """Whether the run has an unfinished submit or resume."""
     return run.submitting.exists() or run.resuming.exists()
 
 
@@ -80,7 +80,7 @@ class JobSubmission:
 
     Args:
         run: the run, the sweep or the parent folder of an array.
-        slurm: default: ``Slurm()``.
+        slurm: the Slurm commands to use; by default ``Slurm()``.
         wait: whether to wait for another process that submits the run; if False, raise ``SubmitUnderway``.
     """
 
@@ -97,7 +97,7 @@ class JobSubmission:
         self.waits = wait
         self.now, self.sleep = now, sleep
         self._given = slurm
-        # One lock per run, independent of symbolic links in its path.
+        # One lock per run, independent of symbolic links in the run's path.
         name = hashlib.sha256(os.path.realpath(self.run.path).encode()).hexdigest()[:32]
         self._path = state_home() / "hpcaccel" / "resumes" / f"{name}.lock"
         self._lock = UNLOCKED
@@ -130,7 +130,7 @@ class JobSubmission:
         return slurm.holding(self._lock) if self.is_locked else slurm
 
     def holding(self, backend: Backend) -> Backend:
-        """``backend``, with commands that inherit the lock."""
+        """``backend``, changed so that its Slurm commands inherit the lock."""
         if not isinstance(backend, SlurmBackend) or not self.is_locked:
             return backend
         same = copy.copy(backend)
@@ -144,7 +144,7 @@ class JobSubmission:
 
         Args:
             indices: the tasks of an array, or the workers of a sweep, that are submitted.
-            place: the temporary directory of a new run.
+            place: the temporary directory of a new run, to which the intent is then written.
         """
         parts = [self.run] if indices is None else [self.run.task(index) for index in indices]
         self._intent = Intent(
@@ -186,10 +186,10 @@ class JobSubmission:
 
         Args:
             backend: Slurm or this machine.
-            text: the script; None: the one in the run directory.
+            text: the text of the script; None for the script in the run directory.
             first_job_backend: a backend with options that the followers of a chain do not have, such as dependencies.
-            record: called with the job id; records all jobs of a sweep, whose backend may submit several arrays.
-            again: for the message: the command that continues if Slurm does not confirm the submission.
+            record: called with the job id to record all jobs of a sweep, which may be submitted as several arrays.
+            again: names, in the error message, the command that continues if Slurm does not confirm the submission.
 
         Returns:
             The job id.

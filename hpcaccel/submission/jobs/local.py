@@ -1,7 +1,7 @@
 """Jobs of the local backend: ``bash job.sbatch`` is started at once, detached from the submitting process.
 
 The batch step (``node/batch.py``) replaces that bash by exec, and a requeue replaces the batch step, so that the job
-keeps its process id. The id is recorded with the process's start time, because process ids are reused.
+keeps its process id. The process id is recorded together with the process's start time, because ids are reused.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _RANK_NAMES = {
 }  # fmt: skip
 _KEPT = {"SLURM_CONF"}
 _GATE = ("bash", "-c", 'IFS= read -r go || exit; exec "$@" < /dev/null', "bash")
-"""Starts the job when a line arrives on stdin, after the job is recorded. If the submitting process is killed before
-then, stdin ends and the job does not start."""
+"""Starts the job when a line arrives on stdin, which is sent once the job is recorded. If the submitting process is
+killed before, stdin ends and the job does not start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ def _unblock_signals() -> None:
 
 
 def _job_environment(base: Mapping[str, str], job_id: str) -> dict[str, str]:
-    """The environment without the variables of a Slurm job or a rank that this process may be part of."""
+    """``base`` plus the local job's id, minus the variables of a Slurm job or rank that this process may be part of."""
     kept = {
         name: value
         for name, value in base.items()

@@ -33,7 +33,7 @@ from hpcaccel.submission.jobs.run_state import cancel_waiting, ledger_sizes, rea
 __all__ = ["SETTLING_SECONDS", "recover", "recover_interrupted", "recover_now", "submission_dir"]
 
 SETTLING_SECONDS = 15.0
-"""Longest time until Slurm's controller shows a job whose sbatch was killed."""
+"""Maximum time until Slurm's controller shows a job whose sbatch was killed."""
 UNLOCKED_SETTLING_SECONDS = 90.0
 """The same time if locks are not available: the sbatch of the killed process may still be running."""
 QUERY_TIMEOUT_SECONDS = 20.0
@@ -71,7 +71,7 @@ def recover_now(runs: Iterable[RunDir], *, slurm: Slurm | None = None) -> dict[P
     If Slurm does not respond to a query, no further query is made.
 
     Returns:
-        For each run whose outcome is unknown, by path: the reason, for a message.
+        A dict from the path of each run whose outcome is unknown to the reason, as text for a message.
     """
     failed: SlurmCommandError | None = None
     found = {}
@@ -89,7 +89,7 @@ def recover_now(runs: Iterable[RunDir], *, slurm: Slurm | None = None) -> dict[P
 
 
 def _recover_now(run: RunDir, slurm: Slurm | None) -> str:
-    """Why the outcome is unknown, or ""; raises SlurmCommandError if Slurm does not respond."""
+    """Returns why the outcome is unknown, or "" if it is known. Raises SlurmCommandError if Slurm does not respond."""
     if os.stat(run.path).st_uid != os.geteuid():
         return "it is being submitted, or its submission was interrupted: its owner can check with `hpcaccel status`"
     try:
@@ -137,12 +137,12 @@ def _record_arrived(submission: JobSubmission, earlier: Intent) -> bool:
     else:
         if not (jobs := arrived_jobs(submission, earlier)):
             return False
-        from hpcaccel.submission.jobs.submitit_executor import write_job_pickles  # status rarely needs submitit
+        from hpcaccel.submission.jobs.submitit_executor import write_job_pickles  # slow import
 
         first = jobs[0]
         write_job_pickles(run, first, earlier.indices)
         if jobs[1:]:
-            cancel_waiting(submission.slurm, jobs[1:])  # an incomplete chain, which record_job submits again
+            cancel_waiting(submission.slurm, jobs[1:])  # an incomplete chain: record_job submits new followers
         backend = submission.holding(backend_named(record.backend, submission.slurm))
         record_job(run, first, indices=earlier.indices, offsets=earlier.offsets, backend=backend)
     register(run, name=record.name, job_id=first)
@@ -182,10 +182,10 @@ def _settled(submission: JobSubmission, earlier: Intent, query: Callable[[JobSub
 
 
 def _script_began(submission: JobSubmission, earlier: Intent) -> float:
-    """The earliest time at which sbatch can have started: when the script was written.
+    """The earliest time at which sbatch can have started: the time at which the script was written.
 
-    That is after the intent was written and the code was copied. A time in the future counts as now, because the file
-    system's clock may be ahead.
+    The script is written after the intent is written and the code is copied. A time in the future counts as now,
+    because the file system's clock may be ahead.
     """
     try:
         written = os.stat(submission.run.script).st_mtime
@@ -226,7 +226,7 @@ def _local_jobs(run: RunDir, earlier: Intent) -> dict[int, str]:
 
 
 def _started_jobs(run: RunDir) -> list[str]:
-    """The jobs that have written to the run, oldest first."""
+    """The jobs that have written to the run directory, oldest first."""
     place = run.account if isinstance(run, WorkerDir) else run.ledger
     found = [str(line["job_id"]) for line, _ in read_lines(place) if line.get("job_id")]
     lease = read_json(run.lease)

@@ -1,8 +1,8 @@
-"""The state of a run according to its directory: record, ledger and open requests; recording the run's jobs.
+"""The state of a run according to its directory (record, ledger, open requests), and recording of the run's jobs.
 
 A chain is a series of jobs, for sites where a job cannot be requeued. ``submit`` submits the first job together with
-its first followers, because a job that is killed at its start must already have one. When a job starts, it submits a
-further follower (``hpcaccel.node.chain``). Recording a job is idempotent.
+its first followers, because a job that is killed at its start must already have a follower. When a job starts, it
+submits a further follower (``hpcaccel.node.chain``). Recording a job is idempotent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RunState:
     restarts: int
     """Number of attempts that were restarts in the same allocation; for a worker, number of its requeues."""
     started: AttemptStart | None
-    """The newest attempt of the newest job, if it has no end in the ledger."""
+    """The newest attempt of the newest job, if that attempt has no end in the ledger."""
     last_end: AttemptEnd | None
     """The end of the newest job's last attempt; None if the job has had no attempt, or if its last attempt is open."""
     asked: StopRequest | None
@@ -62,17 +62,17 @@ class RunState:
 
     @property
     def job_id(self) -> str:
-        """The newest job; if the record has none, the job that holds the lease, or ""."""
+        """Id of the newest job. If the record has no job, id of the job that holds the lease, or ""."""
         return self.record.job_ids[-1] if self.record.job_ids else next(iter(self.unrecorded), "")
 
     @property
     def waiting(self) -> list[str]:
-        """The jobs of the run's chain that wait behind the newest one."""
+        """The jobs of the run's chain that wait behind the newest job."""
         return waiting_links(self.record)
 
     @property
     def unrecorded(self) -> list[str]:
-        """The job that holds the run's lease, if it is not in the record. [] for trials: a worker runs them."""
+        """The job that holds the run's lease, if the job is not in the record. [] for trials: a worker runs them."""
         lease = None if self.run.is_trial else read_json(self.run.lease)
         job_id = "" if lease is None else str(lease["job_id"])
         return [job_id] if job_id and job_id not in (*self.record.job_ids, *self.record.links) else []
@@ -93,7 +93,7 @@ def read_record(run: RunDir) -> RunRecord:
 
 
 def waiting_links(record: RunRecord) -> list[str]:
-    """The jobs of a chain that wait behind the newest one."""
+    """The jobs of a chain that wait behind the newest job of the record."""
     if not record.job_ids or record.job_ids[-1] not in record.links:
         return []
     return record.links[record.links.index(record.job_ids[-1]) + 1 :]

@@ -1,7 +1,8 @@
 """submitit's executor, with hpcaccel's script and sbatch call; and the pickles that submitit opens on the ranks.
 
-submitit pickles the calls, submits, and renames each pickle after its job. The script is the text from ``render``, for
-single jobs and arrays alike (submitit's own array code would write its own script). Written for submitit 1.5.
+submitit pickles the calls, submits the script, and renames each pickle so that its name contains the job id. The script
+is the text from ``render``, for single jobs and arrays alike (submitit's own array code would write its own script).
+Written for submitit 1.5.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class RunExecutor(SlurmExecutor):
     """Submits one run, or the tasks ``indices`` of an array whose parent folder is ``run``.
 
     Args:
-        text: the batch script; None: the one in the run directory.
+        text: the text of the batch script; None for the script in the run directory.
         start: submits the script to a scheduler and returns the job id.
     """
 
@@ -111,7 +112,7 @@ class RunExecutor(SlurmExecutor):
 
 
 def write_job_pickles(run: RunDir, job_id: str, indices: Sequence[int] | None) -> None:
-    """Write the pickles of a job whose submission was interrupted. Existing ones are kept, temporary ones deleted."""
+    """Write the pickles of a job whose submission was interrupted. Keeps existing pickles, deletes temporary ones."""
     for left in run.path.glob(".*.pkl"):
         left.unlink(missing_ok=True)
     for index in [None] if indices is None else indices:

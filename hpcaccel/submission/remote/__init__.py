@@ -1,8 +1,8 @@
-"""Clusters behind SSH: a profile with ``host``.
+"""Clusters behind SSH, which are the clusters whose profile has a ``host``.
 
-The same command runs on the login node, in the hpcaccel that is installed on it. Both sides exchange frames over the
-standard streams of one SSH session (``protocol``). The command line of such a session is fixed: arguments, values of
-secrets and the spec itself are sent on stdin.
+The user's command is run again on the login node, by the hpcaccel that is installed there. Both sides exchange frames
+over the standard streams of one SSH session (``protocol``). The command line of such a session is fixed: arguments,
+values of secrets and the spec itself are sent on stdin.
 
 ========================  ==========================================================================================
 this machine

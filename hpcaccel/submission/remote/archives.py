@@ -94,10 +94,10 @@ def send(cluster: RemoteCluster, archive: Archive, *, runs_dir: str | None = Non
     """Send an archive to the cluster unless it is already there. A broken transfer is continued.
 
     Args:
-        runs_dir: replaces the profile's.
+        runs_dir: replaces the ``runs_dir`` of the profile.
 
     Returns:
-        The directory of the files on the cluster.
+        The directory on the cluster that contains the files.
 
     Raises the errors of ``RemoteCluster.again``, and ClusterError if the cluster's disk is full.
     """
@@ -144,7 +144,7 @@ _INSTALLER_FILES = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 
 
 def archive(wheel: Path | None) -> bytes:
-    """A tar file with ``wheel`` and ``constraints.txt``. Without a wheel, one is built from the running hpcaccel.
+    """The bytes of a tar file with ``constraints.txt`` and ``wheel`` (or, if None, a wheel of the running hpcaccel).
 
     Raises:
         UserError: ``wheel`` is not an hpcaccel wheel, or none can be built from the running hpcaccel.
@@ -212,7 +212,7 @@ def _repacked(folder: Path) -> Path:
 
 
 def _belongs(one: metadata.PackagePath) -> bool:
-    """Whether a file is part of the wheel, not created by Python or the installer."""
+    """Whether a file is part of the wheel, and was not created by Python or the installer."""
     inside = one.parts[0] == "hpcaccel" or one.parts[0].endswith(".dist-info")
     return inside and "__pycache__" not in one.parts and one.name not in _INSTALLER_FILES
 
@@ -220,7 +220,7 @@ def _belongs(one: metadata.PackagePath) -> bool:
 def pins() -> str:
     """The installed versions of hpcaccel's direct and indirect requirements (``name==version``), one per line.
 
-    Local versions, such as ``2.6.0+cu124``, are left out.
+    Packages with a local version, such as ``2.6.0+cu124``, are left out.
     """
     pinned: dict[str, str] = {}
     waiting = ["hpcaccel"]

@@ -40,7 +40,7 @@ class SubmissionBundle:
     plan: CodePlan | None
     secrets: Mapping[str, str]
     commit: str
-    """The git commit, with a trailing + if there are changes; empty outside of git."""
+    """The git commit, with a trailing + if there are uncommitted changes; "" outside of git."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +49,14 @@ class BundleReceipt:
     out: bytes
     err: bytes
     run: Mapping[str, str] | None
-    """``run_id``, ``name``, ``job_id``, ``path``, ``kind``; None if no run was submitted, or if the file has several
-    jobs. The job id may be empty if ``open``."""
+    """The submitted run: ``run_id``, ``name``, ``job_id`` (may be "" if ``open``), ``path``, ``kind``. None if no run
+    was submitted, or if the file has several jobs."""
     repeated: bool
     """Whether the same submission was requested earlier, and was interrupted or got no reply."""
     runs: Sequence[Mapping[str, str]] = ()
     """All submitted runs."""
     open: bool = False
-    """Whether the outcome is unknown or some jobs are not submitted: repeating the command continues."""
+    """Whether the outcome is unknown or some jobs are not submitted: repeating the command continues the submission."""
 
 
 def pack(
@@ -180,7 +180,7 @@ def asked(
     facts: bool = True,
     columns: int | None,
 ) -> BundleReceipt:
-    """Run a command that only checks the spec, such as ``plan`` with its options, on the cluster."""
+    """Run, on the cluster, a command that only checks the spec, such as ``plan`` with its options."""
     request = {
         **cluster.introduction(runs_dir),
         "do": "look",
@@ -213,8 +213,8 @@ def hand_over(
         options: further options of the command on the cluster.
         columns: the width of this terminal; None if the output is not a terminal.
         facts: whether the cluster compares the job with the facts that are stored on this machine.
-        key: the caller's key for the submission; None: a key made from its contents.
-        show: prints the receipt. Until it returns, a repeated command finds this run.
+        key: the caller's key for the submission; if None, a key is made from the submission's contents.
+        show: prints the receipt. Until ``show`` returns, a repeated command finds this run.
     """
     with ExitStack() as stack:
         place = None
@@ -269,7 +269,7 @@ _NAME = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
 
 @contextmanager
 def expanded_on(cluster: RemoteCluster, file: Path) -> Iterator[None]:
-    """Context manager: expand variables of spec files with the values on ``cluster``, which are queried when needed.
+    """Context manager that expands variables in spec files to their values on ``cluster``, queried when needed.
 
     Args:
         file: the spec file; all variables in it are queried together.
@@ -281,7 +281,7 @@ def expanded_on(cluster: RemoteCluster, file: Path) -> Iterator[None]:
             try:
                 named = set(_NAME.findall(_text(file)))
             except OSError:
-                named = set()  # loading it as a spec reports the error
+                named = set()  # loading the file as a spec reports the error
             request: dict[str, Any] = {"do": "environment", "names": sorted(named | {name})}
             known.update(cluster.again(lambda: cluster.converse(request, _values)))
         return known[name]

@@ -42,7 +42,7 @@ BROKEN = (SSHException, EOFError, OSError)
 
 
 class FabricConnection(Connection):
-    """A connection that is opened at its first use and kept.
+    """A connection that is opened at its first use and kept open.
 
     Args:
         host: ``user@login``, ``login:2222``, or a ``Host`` of the user's ssh config.
@@ -183,7 +183,8 @@ def _close(connection: Any) -> None:
         sock = None if transport is None else transport.sock
         one.client.close()
         if isinstance(sock, ProxyCommand):
-            # Not Popen.kill(), which may reap the process: paramiko's thread kills the pid too, and pids are reused.
+            # Not Popen.kill(), which may reap the process: paramiko's thread also kills this pid, which could by then
+            # belong to another process.
             if sock.process.returncode is None:
                 os.kill(sock.process.pid, signal.SIGKILL)
             transport.join(CONNECT_SECONDS)
@@ -200,7 +201,7 @@ def _notice_silence(connection: Any) -> None:
 
 
 def _join_terminal(channel: Channel) -> None:
-    """Forward keys to the login node and its output to this terminal until the program ends."""
+    """Forward keys to the remote program, and its output to this terminal, until the program ends."""
     with _raw_terminal(channel.resize_pty):
         inputs: list[Any] = [channel, sys.stdin.fileno()]
         while True:
@@ -221,7 +222,7 @@ def _join_terminal(channel: Channel) -> None:
 
 @contextmanager
 def _raw_terminal(resize: Callable[[int, int], None]) -> Iterator[None]:
-    """Switch the terminal to raw mode to forward all keys, Ctrl-C included, if stdin is a terminal."""
+    """If stdin is a terminal, switch it to raw mode in the block, so that all keys, even Ctrl-C, are forwarded."""
     if not sys.stdin.isatty() or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -68,7 +68,7 @@ def receive(request: dict[str, Any], runs_dir: Path, stream: BinaryIO, frames: F
         frames.send("have", complete=False, offset=have)
         try:
             if not _take(stream, file, size - have):
-                return  # the connection broke; the next one continues here
+                return  # the connection broke; the next connection continues here
             _unpack(part, folder / name)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -108,7 +108,7 @@ def _unpack(part: Path, target: Path) -> None:
             for member in archive:
                 _put(archive, member, place)
                 files.append(member.name)
-        shutil.rmtree(target, ignore_errors=True)  # from a try that ended before it wrote the list
+        shutil.rmtree(target, ignore_errors=True)  # left by a try that ended before it wrote the list
         os.rename(place, target)
         write_json(target.with_suffix(".json"), {"files": files})
     except (EOFError, gzip.BadGzipFile, tarfile.TarError) as error:
@@ -246,7 +246,7 @@ def _inside(run: RunDir, name: str) -> Path:
 
 
 def _send(path: Path, name: str, offset: int, size: int, frames: FrameWriter) -> None:
-    """Send a file from ``offset`` up to ``size``. The last frame has the CRC-32 of all bytes from 0 on."""
+    """Send a file from ``offset`` up to ``size``. The last frame has the CRC-32 of the file from byte 0 on."""
     crc = 0
     with path.open("rb") as file:
         position = 0

@@ -143,7 +143,7 @@ def install_hpcaccel(
 
     Raises:
         UserError: ``wheel`` is not an hpcaccel wheel, or none can be built from the running hpcaccel.
-        ClusterError: no connection, no suitable Python, a full disk, or a package that cannot be installed.
+        ClusterError: there is no connection or no suitable Python, the disk is full, or a package cannot be installed.
     """
     sent = archive(wheel)
     stamp = f"{hpcaccel.__version__}-{time.strftime('%Y%m%d-%H%M%S')}"

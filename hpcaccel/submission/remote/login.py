@@ -59,7 +59,7 @@ class Login(OpenSSHAuthStrategy):  # type: ignore[misc]
         try:
             return self._authenticate(transport)
         finally:
-            self.close()  # the agent
+            self.close()  # disconnects from the agent
 
     def _authenticate(self, transport: Transport) -> list[str]:
         tried: list[str] = []
@@ -116,7 +116,7 @@ class Login(OpenSSHAuthStrategy):  # type: ignore[misc]
                 yield str(file), _load(file)
 
     def _by_prompts(self, transport: Transport, allowed: list[str], tried: list[str]) -> list[str]:
-        """Keyboard-interactive: one-time codes, tokens, passwords, with the host's prompts."""
+        """Authenticate by keyboard-interactive: the host prompts for one-time codes, tokens or passwords."""
         for _ in range(_TRIES):
             try:
                 rest = transport.auth_interactive(self.username, _prompt_answers)

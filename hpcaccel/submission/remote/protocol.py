@@ -1,8 +1,8 @@
 """Protocol with hpcaccel on a login node: its command line, and the frames exchanged on its standard streams.
 
-The login node sends a hello line, this side sends a request (a JSON line, which bytes may follow), and the login node
-replies in frames. A frame is a JSON line; its ``bytes`` is the number of raw bytes that follow. A reply without the
-last frame (``exit``) is incomplete: this distinguishes a broken connection from a normal end.
+The login node sends a hello line, this side sends a request (a JSON line, possibly followed by raw bytes), and the
+login node replies in frames. A frame is a JSON line, whose key ``bytes`` is the number of raw bytes that follow. A
+reply without the last frame (``exit``) is incomplete: this distinguishes a broken connection from a normal end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONGEST_LINE = 64 << 20
 
 
 class Torn(Exception):
-    """The stream ended within a frame, or before the last one."""
+    """The stream ended within a frame, or before the last frame."""
 
 
 def hello_line(version: str) -> bytes:
@@ -164,7 +164,7 @@ class Connection(Protocol):
 
 
 class Drain:
-    """Reads a program's stderr in a thread, so that a full pipe cannot block stdout. Keeps the last ``KEPT_BYTES``.
+    """Reads a program's stderr in a thread, as a full pipe would block the program. Keeps the last ``KEPT_BYTES``.
 
     Args:
         read: returns at most the given number of bytes; b"" at the end.
@@ -216,7 +216,7 @@ def answering(program: str | None, *args: str) -> str:
 
     Args:
         program: the path of hpcaccel on the login node, which may begin with ``~/`` and contain ``${env:NAME}``.
-            None: ``INSTALLED`` if it exists, else the first on PATH.
+            If None, ``INSTALLED`` is used if it exists, else the first ``hpcaccel`` on PATH.
     """
     words = shlex.join(args)
     if program is not None:

@@ -57,7 +57,7 @@ def pull(
     """Fetch a run's logs, metrics and records, and optionally a checkpoint.
 
     Args:
-        folder: the destination; None: ``<runs_dir>/<name>/<run id>``, as for a run of this machine.
+        folder: the destination. If None, it is ``<runs_dir>/<name>/<run id>``, as for a run of this machine.
         checkpoint: a step, ``last``, or ``best`` (the smallest ``metric``; the largest if ``largest``).
 
     Raises:
@@ -150,7 +150,7 @@ def _fetch(
     advance: Callable[[int], None],
     wrong: dict[str, int],
 ) -> None:
-    """Request all files in ``left``, and remove the completed ones from it."""
+    """Request all files in ``left``, and remove each completed file from ``left``."""
     requested = [(name, _have(target / name, file), file.size) for name, file in left.items()]
     request = {"do": "pull", "run": run_id, "files": requested}
 
@@ -181,7 +181,7 @@ def _part(path: Path) -> Path:
 
 
 def _have(path: Path, file: _File) -> int:
-    """The size in bytes of the partial file, which is created if missing."""
+    """The size in bytes of the partial file, which is created if missing and emptied if too large."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
     part = _part(path)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT, FILE_MODE))

@@ -54,7 +54,7 @@ class RemoteResult:
 
 
 class RemoteRequest:
-    """One request to hpcaccel on the login node, after its hello line."""
+    """A request that was sent to hpcaccel on the login node: reads the frames of its reply."""
 
     def __init__(self, session: ProgramSession, reader: FrameReader) -> None:
         self._session = session
@@ -76,7 +76,7 @@ class RemoteRequest:
         """The next frame of the kind ``frame``.
 
         Raises:
-            ClusterError: the request failed on the cluster; with the cluster's message.
+            ClusterError: the request failed on the cluster; the error has the cluster's message.
         """
         stderr = b""
         while True:
@@ -91,10 +91,10 @@ class RemoteRequest:
         """Read all frames.
 
         Args:
-            callbacks: callbacks by kind of frame, called with head and payload. These payloads are not kept.
+            callbacks: functions by kind of frame, called with head and payload. Such payloads are not returned.
 
         Returns:
-            The last frame (``exit``), and the payloads of the others.
+            The head of the last frame (``exit``), and the payloads of the other frames.
         """
         payloads: Payloads = {}
         while True:
@@ -118,7 +118,8 @@ class RemoteCluster:
     """The login node of a profile with ``host``; connected from the first request until ``close``.
 
     Raises (every method that connects):
-        ClusterError: unknown host, unknown or changed host key, login refused, hpcaccel missing, too old or too new.
+        ClusterError: the host or its key is unknown, the key has changed, the host refuses the login, or hpcaccel is
+            missing there, too old or too new.
         Unreachable, ConnectionLost: there is no connection, or it broke; :meth:`again` retries.
     """
 

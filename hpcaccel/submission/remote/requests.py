@@ -1,6 +1,6 @@
-"""Requests from another machine: a spec, a profile and code become an hpcaccel command.
+"""Requests from another machine, each turned into an hpcaccel command that uses the sent spec, profile and code.
 
-A request with an id is executed once. A second one with the same id waits for the first one and gets the same reply.
+A request with an id is executed once. A second request with the same id waits for the first and gets the same reply.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def received_profile(request: dict[str, Any]) -> Iterator[str]:
 
 
 def runs_folder(request: dict[str, Any], name: str) -> Path:
-    """The directory of runs: from the request, from the profile, or the default."""
+    """The directory of runs: the one in the request, else the profile's, else the default."""
     if request["runs_dir"] is not None:
         return Path(os.path.expanduser(request["runs_dir"])).absolute()
     profile = load_profile(name)
@@ -99,9 +99,10 @@ def _stand_in(entrypoint: dict[str, Any], base: Path) -> None:
 
 
 def submitted(request: dict[str, Any]) -> dict[str, Any]:
-    """The result of a submission: ``run``, or ``runs`` for a file with several jobs, and ``open``.
+    """The result of a submission, with the keys ``run`` (``runs`` for a file with several jobs) and ``open``.
 
-    ``open``: the outcome is unknown or some jobs are not submitted; repeating the request under its key continues.
+    ``open`` is whether the outcome is unknown or some jobs are not submitted. If it is true, repeating the request with
+    the same key continues the submission.
     """
     from hpcaccel.submission.jobs.job_submission import is_open
     from hpcaccel.submission.submit.api import is_half_submitted, key_of
@@ -155,7 +156,7 @@ class Collector:
 
 
 class Reply:
-    """The outcome of a request; ``code`` is None until it has ended."""
+    """The outcome of a request; ``code`` is None until the request has ended."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -176,9 +177,9 @@ class Reply:
 
 @contextmanager
 def kept(name: str | None) -> Iterator[Reply]:
-    """Yield the reply to the request ``name``, under a lock. It is empty if no reply is stored yet.
+    """Yield the reply to the request ``name``, under a lock. The reply is empty if none is stored yet.
 
-    With None, the reply is empty and will not be stored.
+    If ``name`` is None, the reply is empty and will not be stored.
 
     Raises:
         UserError: ``name`` is not a request id.

@@ -48,7 +48,10 @@ class Origin:
 
     @property
     def may_vanish(self) -> bool:
-        """Whether the run that saved the checkpoint may delete it before the new run starts: the user cannot pin it."""
+        """Whether the run that saved the checkpoint may delete it before the new run starts.
+
+        This is so if the user cannot write to the checkpoint, and so cannot pin it.
+        """
         return self.run_id is not None and not os.access(self.path, os.W_OK)
 
     @property
@@ -79,12 +82,12 @@ def find_origin(token: str | os.PathLike[str]) -> Origin:
 
 
 def find_checkpoint(token: str | os.PathLike[str]) -> Path:
-    """Find the checkpoint that ``token`` names: the one of the step after @, else the newest good one.
+    """Find the checkpoint that ``token`` names: that of the step after @, else the newest intact checkpoint.
 
     Raises:
         RunNotFound: ``token`` is neither a run nor a path.
         UserError: ``token`` is an array or a sweep, or the part after @ is not a step.
-        CheckpointError: there is no such checkpoint, or no good one.
+        CheckpointError: there is no such checkpoint, or none is intact.
     """
     base, step = _split(os.fspath(token))
     place = find_place(base)
@@ -108,7 +111,7 @@ def find_checkpoint(token: str | os.PathLike[str]) -> Path:
 
 
 def find_place(token: str) -> Path:
-    """The absolute path that ``token`` names: a single checkpoint, or the directory of checkpoints of a run or path.
+    """The absolute path that ``token`` names: that of a single checkpoint, or of a directory that has checkpoints.
 
     Raises:
         RunNotFound: ``token`` is neither a run nor a path.
@@ -156,7 +159,7 @@ def _run_of(token: str) -> RunDir:
 
 
 def is_checkpoint_of_run(token: str) -> bool:
-    """Whether ``token`` has a step (``RUN@1200``)."""
+    """Whether ``token`` names a step of a run (``RUN@1200``)."""
     return _split(token)[1] is not None
 
 
@@ -211,7 +214,7 @@ def unpin_origin(branched_from: Mapping[str, Any] | None, *, run_id: str) -> Non
     """Remove the pin of a run that never had a job.
 
     Args:
-        branched_from: from the run's record.
+        branched_from: the field of this name in the run's record.
     """
     if branched_from is None:
         return

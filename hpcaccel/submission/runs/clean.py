@@ -66,7 +66,7 @@ def _is_leftover(place: Path, run: RunDir, before: float) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Cleaning:
-    """The items to delete, and the runs that are kept, each with its id and the reason."""
+    """The items to delete, and the runs that are kept, as pairs of run id and reason."""
 
     items: tuple[Item, ...]
     kept: tuple[tuple[str, str], ...]
@@ -125,8 +125,8 @@ def plan_cleaning(
 class _CleaningFacts:
     """The facts about a run that the plan needs.
 
-    For a run that is done they are cached, see ``run_index``. :func:`delete` does not use them: it reads everything
-    again.
+    For a run that is done, these facts are cached (see ``run_index``). :func:`delete` does not use the cache: it reads
+    everything again.
     """
 
     state: str
@@ -209,11 +209,11 @@ def _size(path: Path) -> int:
 def delete(item: Item, *, slurm: Slurm | None = None, origins: Origins | None = None) -> None:
     """Delete an item, unless its run was resumed after the plan, or another run needs the item now.
 
-    The item is renamed first, so that a partial deletion is never visible. It is renamed back if in the meantime it was
-    pinned or its run was resumed. An ``unfinished`` item is deleted without these steps.
+    The item is renamed first, so that a partial deletion is never visible. The item is renamed back if, in the
+    meantime, it was pinned or its run was resumed. An ``unfinished`` item is deleted without these steps.
 
     Args:
-        origins: the checkpoints that other runs need, shared by several deletions; None: read them again.
+        origins: the checkpoints that other runs need, shared by several deletions; if None, they are read again.
 
     Raises:
         RunDirectoryError: the item may no longer be deleted, or the deletion failed.

@@ -48,7 +48,7 @@ _REQUEST_NAME: ContextVar[str | None] = ContextVar("_REQUEST_NAME", default=None
 
 @contextmanager
 def named_requests(name: str | None) -> Iterator[None]:
-    """Context manager: stop and cancel requests in the block are marked with ``name``.
+    """Context manager that marks the stop and cancel requests made in the block with ``name``.
 
     A request that is repeated under the same name because its reply was lost has no second effect, even if the run was
     resumed in the meantime.
@@ -155,7 +155,10 @@ def _request_saved(run: RunDir, what: Literal["stop", "cancel"], now: RunStatus)
 
 
 def _targets(run: RunDir, now: RunStatus) -> tuple[dict[Path, Literal["open", "honoured"] | None], list[RunDir]]:
-    """This request's state from an earlier try, by directory; and the active parts that have not honoured it."""
+    """Returns the state of this request by directory, and the active parts of the run that have not honoured it.
+
+    The states are those that an earlier try of the same request has left.
+    """
     everything = [run.task(index) for index in range(len(now.tasks))] or [run]
     left = {one.path: _left(one) for one in _request_places(run, everything)}
     return left, [one for one in _active(run, now) if left.get(one.path, left.get(run.path)) != "honoured"]
@@ -178,7 +181,7 @@ def _is_cooperative(run: RunDir) -> bool:
 
 
 def _job_ids(active: Sequence[RunDir], *, whole: RunDir) -> list[str]:
-    """The newest jobs of ``active``; for a whole array, the array's job instead of its tasks'."""
+    """The newest jobs of ``active``; for a whole array, the array's job id instead of those of its tasks."""
     facts = [read_worker_facts(run) if isinstance(run, WorkerDir) else read_facts(run) for run in active]
     job_ids = [job_id for fact in facts for job_id in (fact.job_id, *fact.unrecorded) if job_id]
     if not whole.is_task and whole not in active:
@@ -240,7 +243,7 @@ def _submit_again(run: RunDir, submission: JobSubmission, slurm: Slurm | None) -
     bring_secrets(document["spec"]["environment"]["secrets"], run_id=run.run_id)
     stale = [(task, name) for task in tasks for name, _ in open_requests(task, of_users=True)]
     if isinstance(backend, SlurmBackend):
-        cancel_waiting(backend.slurm, waiting_links(record))  # the waiting jobs of the old chain
+        cancel_waiting(backend.slurm, waiting_links(record))  # jobs of the old chain
         for entry in left_in_queue(run, backend.slurm):
             backend.slurm.cancel(entry.job_id)
     for task, name in stale:

@@ -1,7 +1,7 @@
 """Rules for which parts of a run may be deleted. They apply to a plan, and again right before each deletion.
 
-Pinned checkpoints, checkpoints from which another run is to start, and the newest good checkpoint of each run are kept.
-A whole run may be deleted only on request, and only if it is done or has no good checkpoint.
+Pinned checkpoints, checkpoints from which another run is to start, and the newest intact checkpoint of each run are
+kept. A whole run may be deleted only on request, and only if it is done or has no intact checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["DONE", "TEMPORARY", "Item", "Origins", "deletable", "needed_by", "or
 
 DONE = ("completed", "pruned")
 TEMPORARY = ".clean-"
-"""Prefix of files and folders that are renamed before they are deleted."""
+"""Prefix of the names to which files and folders are renamed before they are deleted."""
 _PUT_ASIDE = tuple(f"{prefix}_step_" for prefix in checkpoint_files.PUT_ASIDE)
 _FRESH_SECONDS = 1.0
 """The result of reading all runs is reused for this long, or for as long as the reading took if that is longer."""
@@ -66,11 +66,11 @@ def _why_deletable(places: Sequence[Path], state: RunStatus) -> str | None:
 
 
 def _of_checkpoints(place: Path, run_id: str) -> Iterator[Item]:
-    """Leftovers, and the checkpoints except pinned ones and the newest good one. If none is good, only leftovers."""
+    """Leftovers and, if any checkpoint is intact, all checkpoints except pinned ones and the newest intact one."""
     found = checkpoint_files.step_directories(place)
     newest = next((path for _, path in found if _is_good(path)), None)
     if newest is not None:
-        why = "it is damaged"  # and newer than the newest good one
+        why = "it is damaged"  # and newer than the newest intact one
         for _, path in found:
             if path == newest:
                 why = f"{newest.name} is newer"
@@ -114,13 +114,13 @@ def origins(cache: CachedOverview | None = None) -> dict[Path, str]:
     cache = CachedOverview("clean") if cache is None else cache
     for run in all_runs():
         if cache.recall(run.path) is not None:
-            continue  # it is done and does not start again
+            continue  # only runs that are done, and so do not start again, are cached
         for part in [run.dir, *map(RunDir, parts_of(run.dir))]:
             try:
                 is_over = read_facts(part).settled is not None
                 spec = (read_json(part.spec) or {}).get("spec", {})
             except (HpcaccelError, OSError):
-                continue  # a damaged directory starts from nothing
+                continue  # a damaged run does not start from any checkpoint
             resume = spec.get("checkpoint", {}).get("resume", "auto")
             if not is_over and resume not in ("auto", "never"):
                 found[Path(resume).resolve()] = run.run_id
@@ -132,7 +132,7 @@ class Origins:
 
     If a reading takes T, the result is at most 2 T or T + 1 s old, whichever is longer. It can miss a run that was
     submitted in that time with a path in ``checkpoint.resume``; even a reading before each deletion would leave a gap
-    of T. With ``--from`` there is no gap: it pins the checkpoint, and pins are read at each deletion.
+    of T. With ``--from`` there is no gap: this option pins the checkpoint, and pins are read at each deletion.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:

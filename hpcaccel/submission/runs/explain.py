@@ -25,7 +25,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedFact:
-    """Why a job, or some tasks of an array, wait."""
+    """The reason why a job waits, or why several tasks of an array wait."""
 
     job_id: str
     reason: str
@@ -33,7 +33,7 @@ class ExplainedFact:
     words: str
     advice: str
     waits: bool
-    """Whether the job may start without any action."""
+    """Whether the job may start without any action by the user or the site."""
     tasks: int = 1
 
 
@@ -53,8 +53,8 @@ class Explanation:
     dependency: str = ""
     priority: int | None = None
     before: tuple[WaitingJob, ...] = ()
-    """Waiting jobs in the same partitions with a higher priority, or the same priority and a lower job id, in this
-    order, without held and dependent jobs; only those that the site shows."""
+    """The waiting jobs in the same partitions that precede this job, sorted by priority, then by job id. Held jobs,
+    dependent jobs, and jobs that the site hides are left out."""
     nodes_before: int = 0
     problem: str = ""
     """Why the queue could not be read."""
@@ -163,7 +163,7 @@ def _reasons(parts: Sequence[RunStatus]) -> list[ExplainedFact]:
 
 
 def _expected(job: JobInfo, own: WaitingJob | None) -> float | None:
-    """Slurm's estimate of the start, which exists only for the first jobs of the queue; None if it is in the past."""
+    """Slurm's estimate of the start time, which only the first jobs of the queue have; None if it is in the past."""
     start = own.start_time if own is not None and own.start_time is not None else job.start_time
     return start if start is not None and start > time.time() else None
 
@@ -174,7 +174,7 @@ def _is(one: WaitingJob, job_id: str) -> bool:
 
 
 def _before(own: WaitingJob, queue: Sequence[WaitingJob]) -> list[WaitingJob]:
-    """The jobs that precede ``own`` and can start: held jobs and jobs with dependencies do not delay it."""
+    """The jobs that precede ``own`` and can start: held jobs and jobs with dependencies do not delay ``own``."""
     place = _place(own)
     ahead = [one for one in queue if _place(one) < place and not one.held and not one.reason.startswith("Dependency")]
     return sorted(ahead, key=_place)

@@ -44,14 +44,14 @@ class FoundRun:
 
 
 def all_runs(runs_dir: Path | None = None, *, slurm: Slurm | None = None) -> list[AnyRun]:
-    """All runs in the index and in ``runs_dir`` (default: the one that submit would use), oldest first."""
+    """All runs in the index and in ``runs_dir`` (default: the directory that submit would use), oldest first."""
     return [known.open(slurm) for known in known_runs(runs_dir)]
 
 
 def find_run(
     token: str, *, runs_dir: Path | None = None, slurm: Slurm | None = None, only_sweeps: bool = False
 ) -> AnyRun:
-    """Find a run by run id, a unique prefix of one, name (its latest run), job id, or path.
+    """Find a run by run id, unique prefix of a run id, name (the latest run of that name), job id, or path.
 
     ``<id>_3`` and ``46_3`` are tasks of an array; ``<id>_3`` can also be a trial of a sweep.
 
@@ -61,7 +61,7 @@ def find_run(
             the best trial, does not hide the sweep.
 
     Raises:
-        RunNotFound: no run, or more than one, matches; the message lists similar ones.
+        RunNotFound: no run, or more than one, matches; the message lists similar runs.
     """
     if not token:
         raise RunNotFound("the run name is empty: give a run ID, a name, a job ID or a path")
@@ -147,9 +147,9 @@ def _listed(runs: list[FoundRun]) -> str:
 
 
 def known_runs(runs_dir: Path | None = None) -> list[FoundRun]:
-    """The existing runs in the index and in ``runs_dir`` (default: the one that submit would use).
+    """The existing runs in the index and in ``runs_dir`` (default: the directory that submit would use).
 
-    Sorted from the oldest, without duplicates.
+    They are sorted from oldest to newest, without duplicates.
     """
     names = CachedOverview("names")
     found: dict[tuple[int, int], FoundRun] = {}
@@ -182,7 +182,7 @@ def _folders(place: str) -> list[str]:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Device and inode, which are the same for every path of a directory; None if it does not exist."""
+    """Device and inode, which are the same for every path of a directory; None if there is no directory."""
     try:
         facts = os.stat(path)
     except OSError:
@@ -191,7 +191,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _look(path: str, names: CachedOverview) -> FoundRun | None:
-    """The run at ``path``; None if it is deleted or its record is damaged, so that other runs are still listed."""
+    """The run at ``path``; None if it was deleted or its record is damaged. No error, so that other runs are listed."""
     if (value := names.recall(path)) is not None and isinstance(value.get("name"), str):
         return FoundRun(
             Path(path), os.path.basename(path), value["name"], value.get("kind", "run"), value.get("array_size")

@@ -116,7 +116,7 @@ class _Handle:
         return self.wait()
 
     def as_future(self) -> Future[Any]:
-        """A future of the result (of an array: all results; of a sweep: its status), for ``concurrent.futures.wait``.
+        """A future for ``concurrent.futures.wait``. Its value is the result, an array's results, or a sweep's status.
 
         A thread of this process waits. Cancelling the future does not affect the run: use :meth:`cancel`.
         """
@@ -169,7 +169,7 @@ class Run(_Handle):
         return read_launch(self.dir).ranks
 
     def log(self, rank: int = 0, *, attempt: int | None = None) -> Path:
-        """The log file of a rank in the newest attempt, or in ``attempt``."""
+        """The log file of a rank in ``attempt``, by default the newest attempt."""
         return self.dir.rank_log(attempt or max(1, read_facts(self.dir).attempts), rank)
 
     def result(self, timeout: float | None = None, *, timeout_seconds: float | None = None) -> Any:
@@ -179,7 +179,7 @@ class Run(_Handle):
             timeout: in seconds, as in ``concurrent.futures``; ``timeout_seconds`` is the same.
 
         Raises:
-            RunFailed: the run did not complete, or has no result; with the function's traceback if there is one.
+            RunFailed: the run did not complete or has no result. The error has the function's traceback, if any.
             TimeoutError: the run has not ended within ``timeout``.
         """
         ended = self.wait(timeout, timeout_seconds=timeout_seconds)
@@ -200,7 +200,7 @@ class Run(_Handle):
         return self.result()
 
     def _read_result(self, *, patience_seconds: float) -> tuple[str, Any]:
-        """Outcome of the call (``success``, ``error``, ``missing``) and its value. On NFS the file may appear late."""
+        """Returns the call's outcome (``success``, ``error``, ``missing``) and value. NFS may show the file late."""
         path = self.job.task(0).paths.result_pickle
         deadline = time.monotonic() + patience_seconds
         while not path.exists():

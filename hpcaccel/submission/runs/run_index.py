@@ -27,9 +27,9 @@ SETTLING_SECONDS = 10.0
 """A run that changed within this time before it was read is not cached: it may change again within one tick of the
 file system's clock."""
 MOST_PLACES = 300
-"""Runs with more paths to check are not cached."""
+"""Runs with more paths to check than this are not cached."""
 _SPARE_LINES = 200
-"""A file is rewritten if it has more lines than this number plus two per run."""
+"""A cache file is rewritten if it has more lines than this number plus two per run."""
 _FORMAT = f"{__version__}/1"
 """Lines of another release or format are ignored."""
 
@@ -60,7 +60,7 @@ class DirectoryStat:
 
 
 def places_of(run: RunDir) -> list[str] | None:
-    """The paths that show a change of a run: its folders, record, spec, and JSON-lines files. None if too many.
+    """The paths that show a change of a run: folders, record, spec and JSON-lines files. None if there are too many.
 
     The copy of the code counts as one path, because nothing writes into it.
     """
@@ -97,7 +97,7 @@ class CachedOverview:
     """The lines for one purpose. ``write`` stores the added lines for the next command.
 
     Args:
-        purpose: the file's name.
+        purpose: the name of the cache file, without suffix.
     """
 
     def __init__(self, purpose: str) -> None:
@@ -136,7 +136,7 @@ class CachedOverview:
         self._added.append({**line, "value": dict(value)})
 
     def write(self) -> None:
-        """Append to the file; if most of its lines are outdated, rewrite it with the runs that exist.
+        """Append the added lines to the file. If most lines are outdated, rewrite the file with only existing runs.
 
         An unwritable state directory is ignored: the next command only takes longer.
         """

@@ -1,8 +1,8 @@
-"""The scheduler's view of a run's newest job: its phase, and the meaning of Slurm's reason if it waits.
+"""The scheduler's view of a run's newest job: its phase, and the meaning of Slurm's reason if the job waits.
 
-A job may still be queued although its run has ended. When it starts, its supervisor finds the end of the run in the
-ledger and exits; a held job stays in the queue. The names of reasons are in Slurm's src/common/job_state_reason.c and
-at ``SOURCE``. Reasons that name a limit are parsed.
+A job may still be queued although its run has ended. When such a job starts, its supervisor finds the end of the run in
+the ledger and exits; a held job stays in the queue. The names of reasons are in Slurm's src/common/job_state_reason.c
+and at ``SOURCE``. Reasons that name a limit are parsed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SchedulerJob:
     state: JobState = JobState.UNKNOWN
     words: str = ""
     at: float = 0.0
-    """Time of the query, in seconds since 1970; 0.0: not queried."""
+    """Time of the query, in seconds since 1970; 0.0 if there was no query."""
     note: str = ""
     """Why no newer state is available; "" if the query succeeded."""
 
@@ -70,7 +70,7 @@ def _submitted(fact: RunState) -> float:
 
 
 def job_of(fact: RunState, queued: Mapping[str, SchedulerJob]) -> SchedulerJob:
-    """The run's newest job; if it has ended, the first active one of its chain, or the job that holds the lease."""
+    """The run's newest job; if it has ended, the first active job of its chain, or the job that holds the lease."""
     newest = queued.get(fact.job_id) or SchedulerJob(phase="gone")  # the run's record has no job
     if newest.phase in ("ended", "gone"):
         behind = [queued[job_id] for job_id in _jobs(fact)[1:] if job_id in queued]
@@ -134,7 +134,7 @@ SOURCE = "https://slurm.schedmd.com/job_reason_codes.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """The meaning of a reason. ``waits``: the job may start without any action by the user or the site."""
+    """The meaning of a reason. ``waits`` is true if the job may start without any action by the user or the site."""
 
     words: str
     advice: str
@@ -296,7 +296,7 @@ def meaning(reason: str) -> Meaning:
 
 
 def explain_reason(reason: str) -> str:
-    """The reason and its meaning in one line, with advice if action is needed; only the reason if it is unknown."""
+    """The reason and its meaning in one line, with advice if needed; only the reason if its meaning is unknown."""
     name, known = _known(reason)
     if known is None or not reason or name == "None":
         return reason

@@ -1,4 +1,4 @@
-"""The status of runs: from their directories first, then from the shared cache of squeue, then the directories again.
+"""The status of runs, read from their directories, then from the shared squeue cache, then from the directories again.
 
 A run whose ledger has a final end is not looked up in the queue. For other runs, Slurm's state comes from
 ``slurm.queue_cache`` and may be a minute old. If the ledger is newer, the ledger takes precedence.
@@ -67,7 +67,7 @@ class RunStatus:
     asked: float | None = None
     """Time of the query to Slurm, in seconds since 1970; None without a query."""
     note: str = ""
-    """Why no newer state of Slurm is available, for the user."""
+    """A text for the user: why no newer state from Slurm is available."""
 
     @property
     def ended(self) -> bool:
@@ -76,7 +76,7 @@ class RunStatus:
 
     @property
     def exit_code(self) -> int:
-        """0 if completed or pruned, 85 if paused, 130 if cancelled, else 1."""
+        """The exit code for the state: 0 if completed or pruned, 85 if paused, 130 if cancelled, else 1."""
         return _EXIT_CODES.get(self.state, 1)
 
 
@@ -143,7 +143,7 @@ def array_status(parent: RunState, tasks: Sequence[RunStatus]) -> RunStatus:
 
 
 def _of_all(tasks: Sequence[RunStatus], job_id: str) -> str:
-    """The detail of an array that has no job, which is the same for all of its tasks; "" for other arrays."""
+    """For an array that has no job, the detail, which all of its tasks share; "" for other arrays."""
     return "" if job_id else next((task.detail for task in tasks if task.detail), "")
 
 
@@ -174,7 +174,7 @@ def _judge_all(facts: Sequence[RunState], queue: Callable[[], Queue], *, patient
 
 
 def _submission_unfinished(fact: RunState, why: str, found: Mapping[Path, RunStatus]) -> RunStatus:
-    """The status while a submit or a resume is unfinished or was interrupted, so that its job is unknown."""
+    """The status of a run whose submit or resume is unfinished or was interrupted, so that the job is unknown."""
     known = found[fact.run.path]
     return _status(fact, "pending", "", why) if known.ended else known
 

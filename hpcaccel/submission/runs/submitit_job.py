@@ -33,7 +33,7 @@ class RunPaths(utils.JobPaths):
 
 
 class RunWatcher(SlurmInfoWatcher):
-    """Queries the state of all jobs of this process together, rarely, through ``statuses`` instead of sacct."""
+    """Queries the states of all jobs of this process together and rarely, through ``statuses`` instead of sacct."""
 
     def __init__(self, delay_s: int = 60) -> None:
         super().__init__(delay_s=delay_s)
@@ -66,9 +66,9 @@ class RunWatcher(SlurmInfoWatcher):
 
 
 class RunJob(SubmittedJob):
-    """submitit's job for a run. It is done when no further attempt will start automatically.
+    """submitit's job for a run. The job is done when no further attempt will start automatically.
 
-    Neither the result file of an earlier attempt nor a preemption makes it done.
+    A preemption, or the result file of an earlier attempt, does not make the job done.
     """
 
     watcher = RunWatcher()

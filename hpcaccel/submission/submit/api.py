@@ -55,17 +55,17 @@ def submit(
     the job but may have accepted it; the same call then continues with that job or submits a new one.
 
     Args:
-        target: the path of a spec file, a spec, or a function that every rank calls with ``args`` and ``kwargs``. Its
-            arguments must be picklable, and its module importable on the nodes unless it is a script or notebook.
-        spec: for a function: resources and environment, as a path, a spec or a mapping. Its entrypoint is ignored.
+        target: the path of a spec file, a spec, or a function that every rank calls with ``args`` and ``kwargs``. A
+            function's arguments must be picklable, and its module importable on the nodes if not a script or notebook.
+        spec: for a function: resources and environment, as a path, a spec or a mapping. An entrypoint in it is ignored.
         cluster: a profile, ``local`` or ``slurm``. Default: the default profile, else Slurm.
-        runs_dir: parent of the run directories. Default: ``HPCACCEL_RUNS_DIR``, the profile's, or ``./runs``.
+        runs_dir: parent of the run directories. Default: ``HPCACCEL_RUNS_DIR``, else the profile's, else ``./runs``.
         overrides: ``key.sub=value``, as on the command line.
         grid: ``key=a,b,c`` axes. The result is then an array with one task for each combination.
         name: replaces the spec's name.
         from_run: the checkpoint from which the first attempt starts: ``RUN``, ``RUN@step`` or a path. It is pinned if
             you can write to it, so that the run that saved it does not delete it.
-        after: runs that must end first, in addition to those of the spec: ``NAME``, ``afterany:NAME``.
+        after: runs that must end first, in addition to those in the spec: ``NAME``, ``afterany:NAME``.
 
     Raises:
         SpecError, UserError: the spec or another argument is invalid.
@@ -107,8 +107,8 @@ def submit_prepared(prepared: PreparedSubmission, *, once: Once | Always | None 
     """Submit the result of :func:`prepare`. Raises the errors of :func:`submit`.
 
     Args:
-        once: the key of the submission. None: use a key made from the contents; if a process that submitted the same
-            contents was killed before it finished, return its run.
+        once: the key of the submission. If None, a key is made from the contents, and if a process that submitted the
+            same contents was killed before it finished, the run of that process is returned.
     """
     slurm = prepared.backend.slurm if isinstance(prepared.backend, SlurmBackend) else None
 
@@ -149,15 +149,15 @@ def map(
 ) -> RunArray:
     """Call ``function(item)`` for each of ``items``, each in a task of one array with the resources of ``spec``.
 
-    Several iterables are zipped up to the end of the shortest, as by the builtin. Task ``i`` is the run ``array[i]``;
-    ``array.results()`` returns the results in the order of the items.
+    Several iterables are zipped up to the end of the shortest, as in the builtin ``map``. Task ``i`` is the run
+    ``array[i]``; ``array.results()`` returns the results in the order of the items.
 
     Args:
         spec: resources and environment of each task: a path, a spec or a mapping.
         cluster, runs_dir, overrides, name, after: as in :func:`hpcaccel.submit`.
 
     Raises:
-        UserError: there are no items, or one cannot be pickled. Also everything that :func:`hpcaccel.submit` raises.
+        UserError: there are no items, or one cannot be pickled. Also the errors of :func:`hpcaccel.submit`.
     """
     if not (calls := list(zip(*items, strict=False))):
         raise UserError("hpcaccel.map() got no items: pass at least one")
@@ -188,7 +188,7 @@ def prepare_jobs(
     """Check all jobs of a file (the result of ``read_jobs``) before the first is submitted.
 
     Args:
-        after: runs that must end first, for the jobs that depend on no other job of the file.
+        after: runs that must end first. They apply to the jobs that depend on no other job of the file.
 
     Raises:
         HpcaccelError: a check failed.
@@ -225,7 +225,7 @@ def submit_jobs(
         key: see :mod:`hpcaccel.submission.submit.idempotent`; each job is submitted under ``key_of(key, number)``.
 
     Raises:
-        HpcaccelError: as :func:`hpcaccel.submit`.
+        HpcaccelError: one of the errors of :func:`hpcaccel.submit`.
     """
     options: dict[str, Any] = {"cluster": cluster, "runs_dir": runs_dir, "slurm": slurm, "facts": facts}
     prepared = prepare_jobs(jobs, after=after, **options)
@@ -281,7 +281,7 @@ def _submit_all(
 
 
 def _half_submitted(error: SlurmCommandError, runs: Sequence[Run], *, of: int) -> SlurmCommandError:
-    """An error after which a repeated command continues: the submitted jobs cannot be cancelled now."""
+    """The error if only some jobs were submitted. They are kept, and repeating the command submits the others."""
     message = (
         f"{error.stderr.strip() or 'no message'}\nonly {len(runs)} of {of} jobs were submitted "
         f"({', '.join(run.run_id for run in runs)}). When Slurm responds again, repeat the command to submit the others"

@@ -64,7 +64,7 @@ def new_run(
         origin: the checkpoint from which the run starts; it is pinned.
 
     Yields:
-        The submission, after its intent is written.
+        The submission, whose intent has been written.
 
     Raises:
         RunDirectoryError: the directory cannot be written.
@@ -85,12 +85,12 @@ def new_run(
 
 @contextmanager
 def all_or_nothing(run: RunDir) -> Iterator[None]:
-    """Create ``temporary(run)`` for the block to fill. If that fails, remove the folder and all parents created here.
+    """Create ``temporary(run)`` for the block to fill. On failure, remove the folder and the parents created for it.
 
     After the rename, the directory is kept if Slurm may have accepted the job.
 
     Raises:
-        RunDirectoryError: it cannot be created, or the block raised an OSError, such as a full disk.
+        RunDirectoryError: the folder cannot be created, or the block raised an OSError, such as a full disk.
     """
     made = [folder for folder in (run.path.parent, *run.path.parent.parents) if not os.path.exists(folder)]
     place = temporary(run)
@@ -123,13 +123,13 @@ def _remove_empty(folders: Sequence[Path]) -> None:
         try:
             folder.rmdir()
         except FileNotFoundError:
-            continue  # it was not created
+            continue  # the folder was not created
         except OSError:
-            return  # it contains another run
+            return  # the folder contains another run
 
 
 def build(prepared: PreparedSubmission) -> None:
-    """Fill ``temporary(prepared.run)`` with everything except the script and the job, and publish it.
+    """Fill ``temporary(prepared.run)`` with all files except the script, which is written later, and publish it.
 
     Raises:
         RunDirectoryError, OSError: something cannot be copied or written.

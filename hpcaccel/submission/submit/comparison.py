@@ -78,7 +78,7 @@ class Changes:
 
 
 def changes_since_last(prepared: PreparedSubmission) -> Changes | None:
-    """Compare with the newest run of the same name; None if there is none. For an array, compare the first task."""
+    """Compare a submission with the last run of its name, if any. For an array, only the first task is compared."""
     for run in last_run_of(prepared.name, prepared.run.path.parent.parent):
         try:
             document, record = read_json(_first(run).spec), read_record(run)
@@ -145,7 +145,7 @@ def _diff(name: PurePosixPath, old: Path, new: Path) -> Iterator[str]:
 
 
 COMMAND_SECONDS = 3600.0
-"""Time within which a repeated command continues an interrupted one; later it is a new command."""
+"""Time within which a repeated command continues an interrupted one. After this time it counts as a new command."""
 UNUSED_SECONDS = 7 * 86_400.0
 """Minimum age at which the file of a pending key is deleted. Keys that never expire are not deleted by age."""
 
@@ -167,7 +167,7 @@ class PendingKey:
 
 @contextmanager
 def command_key(command: Mapping[str, Any]) -> Iterator[PendingKey]:
-    """A key for a command that submits. It is ``done`` if the block succeeds, or fails without an open submission.
+    """Yield a command's key. The key is ``done`` if the block succeeds, or fails without leaving a submission open.
 
     Args:
         command: the contents that identify the command.
@@ -189,7 +189,7 @@ def _has_open_runs(key: str) -> bool:
 
 @contextmanager
 def pending_key(kind: str, contents: Mapping[str, Any], *, kept_seconds: float | None) -> Iterator[PendingKey]:
-    """A key for a request. It is on disk before the block begins and deleted after the block if the block set ``done``.
+    """Yield a key for a request. It is on disk before the block begins, and deleted after it if the block set ``done``.
 
     A later call with the same contents gets the same key. Concurrent calls get different keys, because a key's file is
     locked while in use. Without locks, or if nothing can be written, each call gets a new key.
@@ -197,7 +197,7 @@ def pending_key(kind: str, contents: Mapping[str, Any], *, kept_seconds: float |
     Args:
         kind: a folder in the user's state directory.
         contents: the contents that identify the request.
-        kept_seconds: time for which a key is reused; None: forever.
+        kept_seconds: time for which a key is reused; None for no limit.
     """
     text = json.dumps(contents, sort_keys=True)
     folder = state_home() / "hpcaccel" / kind
@@ -265,7 +265,7 @@ def _of_run(prepared: PreparedSubmission, ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_code(plan: CodePlan) -> str:
-    """A hash of file sizes and times. Reading all files would take as long as copying them."""
+    """A hash of the files' names, sizes and times. Reading all files would take as long as copying them."""
     found = hashlib.sha256(str(plan.root).encode())
     for name in plan.files:
         try:

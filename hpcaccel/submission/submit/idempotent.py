@@ -1,12 +1,12 @@
 """Idempotent submission under a key: one run per key, however often the command is repeated and wherever a try failed.
 
-A try records the run directory before it creates it. The next try checks the result: a run with a job is returned; a
-job that was submitted but not recorded is looked up (``jobs.recovery``); otherwise the remains of the try are removed
-and the run is submitted again. A lock per key serializes the tries.
+A try records the path of the run directory before it creates that directory. The next try checks what the earlier try
+left: a run with a job is returned; a job that was submitted but not recorded is looked up (``jobs.recovery``);
+otherwise the remains of the try are removed and the run is submitted again. A lock per key serializes the tries.
 
 If the command comes from another machine, that machine creates the key. A command on this machine gets a key from
-``command_key``, which is kept until the command has finished: repeated within an hour after it was killed, the command
-continues; repeated after it finished, it submits another run.
+``command_key``, which is kept until the command has finished. If a command is repeated within an hour after it was
+killed, it continues; if it is repeated after it finished, it submits another run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def submit_once(
     """Submit under the key of ``once``, or under a key made from the command.
 
     Args:
-        once: None: use the command's key. If the command was killed before it finished, its run is reopened.
+        once: the key. If None, the command's own key is used: if the same command was killed before it finished, its
+            run is reopened.
         command: returns the contents that identify the command; called if ``once`` is None.
         submit: creates and submits the run.
         reopen: opens the run of an earlier try.
@@ -77,7 +78,7 @@ def submit_once(
 
 
 def note_earlier_run(run_id: str) -> None:
-    """Note that nothing new was submitted: the same command was interrupted before it reported this run."""
+    """Show a note that nothing new was submitted: the same command was interrupted before it reported this run."""
     show_note(
         f"{run_id} was already submitted by the same command, which was then interrupted. "
         "To submit a new run, repeat the command"
@@ -106,7 +107,7 @@ class Once:
     """The submission under ``key``, as a context manager; other processes with the same key wait.
 
     Args:
-        retry_failed: whether to ignore an earlier try's run that has ended without completing.
+        retry_failed: whether to submit again if the run of an earlier try has ended without completing.
 
     Raises:
         UserError: the key is malformed.
@@ -131,7 +132,7 @@ class Once:
     ) -> None:
         recorded = self._recorded() if kind is not None else None
         if recorded is not None and not recorded.path.exists():
-            self._file.unlink(missing_ok=True)  # it failed and left nothing: the next try starts over
+            self._file.unlink(missing_ok=True)  # the try failed and left nothing: the next try starts over
         give_back(self._lock_file, self._lock, remove=not self._file.exists())
 
     def _recorded(self) -> RunDir | None:
@@ -145,7 +146,7 @@ class Once:
         """Delete the record of the key's run.
 
         Args:
-            unless_open: keep it while the outcome of the submission is unknown.
+            unless_open: keep the record while the outcome of the submission is unknown.
         """
         run = self._recorded()
         if run is not None and not (unless_open and is_open(run)):
@@ -155,7 +156,7 @@ class Once:
         """Record the directory of the run before it is created.
 
         Raises:
-            OSError: it cannot be recorded; not with ``retry_failed``, which only warns.
+            OSError: the directory cannot be recorded. With ``retry_failed``, there is only a warning.
         """
         try:
             write_json(self._file, {"run": str(run.path), "sweep": isinstance(run, SweepDir)})

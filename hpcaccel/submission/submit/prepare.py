@@ -99,10 +99,10 @@ def prepare(
     after: Sequence[str] = (),
     planned: Mapping[str, RunDir] | None = None,
 ) -> PreparedSubmission:
-    """Run all checks of a submission without writing anything. Arguments as in :func:`hpcaccel.submit`, and:
+    """Run all checks of a submission without writing anything. Takes the arguments of :func:`hpcaccel.submit`, and:
 
     Args:
-        facts: also compare the job with the stored facts of the cluster.
+        facts: whether to also compare the job with the stored facts of the cluster.
         planned: runs that the same command submits before this one, by the names that ``after`` can use.
         workers: number of workers of a sweep. The script then starts workers, which run ``target`` in each trial.
 
@@ -151,7 +151,7 @@ def _check(
     facts: bool,
     planned: Mapping[str, RunDir],
 ) -> _Checked:
-    """Check the specs. Those of an array share resources and environment, so most checks need only the first."""
+    """Check the specs. Most checks use only the first: the specs of an array share resources and environment."""
     spec, base = loaded.specs[0], loaded.request.base
     check_secrets(spec)
     refuse_arrays_of(spec, is_array=array_size is not None)

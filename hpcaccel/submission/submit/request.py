@@ -48,7 +48,7 @@ class Request:
         """The source of the spec.
 
         Raises:
-            UserError: a function without a spec, or arguments without a function.
+            UserError: there is a function without a spec, or there are arguments without a function.
         """
         if self.function is None:
             if self.args or self.kwargs or self.spec is not None:
@@ -72,7 +72,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedRequest:
-    """The specs of a request, one per task, and their destination."""
+    """The specs of a request, one per task, and where to submit them."""
 
     request: Request
     profile: ClusterProfile | None
@@ -80,7 +80,7 @@ class LoadedRequest:
     runs_dir: Path
     specs: list[JobSpec]
     assignments: list[list[str]]
-    """For each task the ``key=value`` settings from --grid; one empty list without --grid."""
+    """For each task, its ``key=value`` settings from --grid. Without --grid, one empty list."""
     origin: Origin | None
     """The checkpoint from which the first attempt starts, if one was given."""
 
@@ -111,7 +111,7 @@ def load_request(
     after: Sequence[str],
     slurm: Slurm | None,
 ) -> LoadedRequest:
-    """Load one spec for each combination of ``grid``; a spec file is read once. Arguments as in ``submit``.
+    """Load one spec for each combination of ``grid``; a spec file is read once. Takes the arguments of ``submit``.
 
     Raises:
         SpecError, CheckpointError, RunNotFound, UserError: the spec, ``from_run`` or another argument is invalid.
@@ -163,7 +163,7 @@ def _load(request: Request, variants: Sequence[Sequence[str]], profile: ClusterP
     source, function = request.source, request.function
     name = None if function is None else f"{function.__module__}.{getattr(function, '__qualname__', 'call')}"
     if isinstance(source, JobSpec):
-        # Pass on explicitly set values only: the defaults are applied again, so that those of the profile take effect.
+        # Pass on only values that were set explicitly. Defaults are applied again, so that the profile's take effect.
         source = escape(source.model_dump(mode="json", exclude_unset=True))
     if isinstance(source, Mapping):
         values = dict(source) if name is None else {**source, "entrypoint": {"function": name}}

@@ -1,4 +1,4 @@
-"""Running inside an existing allocation (``salloc``): on its nodes, with the supervisor in the foreground.
+"""Runs inside an existing allocation (``salloc``), on its nodes and with the supervisor in the foreground.
 
 Such a job has no batch script that Slurm could restart, so it is not requeued: the run is paused at the end of the
 allocation, and ``hpcaccel resume`` or another ``hpcaccel run`` with ``--from`` continues it.
@@ -66,13 +66,13 @@ def allocation_around(env: Mapping[str, str] | None = None) -> SallocAllocation:
 
 
 def of_first_component(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the first component, which runs the ranks.
+    """``env`` with the variables of the allocation's first component, which runs the ranks.
 
     In a heterogeneous allocation, salloc sets nodes and CPUs per component only (seen on 22.05).
     """
     suffix = "_HET_GROUP_0"
     first = {name.removesuffix(suffix): value for name, value in env.items() if name.endswith(suffix)}
-    return {**first, **env}  # a batch script has both
+    return {**first, **env}  # a batch script has these variables with and without the suffix
 
 
 def _repeated(text: str) -> Sequence[int]:
@@ -140,7 +140,7 @@ def prepared_inside(prepared: PreparedSubmission, around: SallocAllocation, slur
     """Adapt a prepared submission to the allocation.
 
     Raises:
-        UserError: the submission is an array, or its ranks or components do not fit.
+        UserError: the submission is an array, or its ranks or components do not fit into the allocation.
     """
     if prepared.is_array:
         raise UserError(

@@ -1,8 +1,8 @@
-"""Adds hpcaccel's callback to every ``transformers.Trainer`` of a program, without a changed line in it.
+"""Adds hpcaccel's callback to every ``transformers.Trainer`` of a program, without changing a line of the program.
 
-Python imports this file at startup in the ranks of a run with ``runtime.bridge: transformers``. It only waits for the
-import of ``transformers.trainer``, and then calls ``hpcaccel.integrations.transformers.add_to_every_trainer``. It also
-imports the environment's own ``sitecustomize``, if there is one.
+Python imports this file at startup in the ranks of a run with ``runtime.bridge: transformers``. When
+``transformers.trainer`` is imported, this file calls ``hpcaccel.integrations.transformers.add_to_every_trainer``. This
+file also imports the environment's own ``sitecustomize``, if there is one.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ TRAINER = "transformers.trainer"
 
 
 class TrainerFinder(MetaPathFinder):
-    """Finds ``transformers.trainer`` once, as the other finders do, and replaces its loader by ``TrainerLoader``."""
+    """Finds ``transformers.trainer`` once, as the other finders do, and wraps its loader in a ``TrainerLoader``."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
