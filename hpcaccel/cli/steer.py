@@ -1,4 +1,4 @@
-"""``stop``, ``resume``, ``cancel``, ``pull``, ``clean``: steering runs, and fetching and deleting their files."""
+"""``stop``, ``resume``, ``cancel``, ``pull``, ``clean``: steer runs, fetch their files, and delete old ones."""
 
 from __future__ import annotations
 
@@ -190,7 +190,8 @@ def _age(text: str) -> float:
 
 
 def _delete_all(plan: Cleaning, *, yes: bool, verbose: bool) -> tuple[list[Item], list[str]]:
-    """Delete the items of ``plan`` if ``yes``. Returns the items that were or would be deleted, and the errors."""
+    """Delete the items of ``plan`` if ``yes`` is true. Returns the items that were deleted (or would be), and the error
+    messages."""
     from hpcaccel.submission.runs.clean import Origins, delete
 
     done: list[Item] = []

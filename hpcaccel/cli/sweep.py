@@ -91,7 +91,7 @@ def start(
     for sentence in advice_afterwards(plan, arrays):
         note(f"note: {sentence}")
     sweep = Sweep(directory.path)
-    if not (wait and json):  # with --json, only the final status is printed
+    if not (wait and json):  # with --wait --json, only the final status is printed
         print_started(sweep, arrays, json=json)
     if wait:
         follow_sweep(sweep, json=json)

@@ -61,12 +61,12 @@ def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = No
     """The best trial of a sweep.
 
     Args:
-        trial: select this trial instead, whatever its state.
-        metric: with several metrics, the one to rank by.
+        trial: number of a trial to select instead of the best one, whatever its state.
+        metric: the metric to rank by, if the sweep has several.
 
     Raises:
-        UserError: no trial is complete, there is no such trial or metric, or there are several metrics and none was
-            selected.
+        UserError: the trial or the metric does not exist, no trial is complete, or the sweep has several metrics and
+            neither a trial nor a metric was selected.
         RunDirectoryError: the selected trial never started, or ``sweep`` is not a sweep directory.
     """
     study = Study(sweep).read()

@@ -18,7 +18,7 @@ __all__ = ["interval_lines", "print_report"]
 
 BAR_WIDTH = 24
 SHOWN_ATTEMPTS = 8
-"""Maximum number of attempts with their own column: the newest ones. The total includes all attempts."""
+"""At most this many attempts, the newest ones, get a column of their own. The total includes all attempts."""
 
 
 def print_report(one: TimeReport, *, stream: TextIO | None = None) -> None:
