@@ -132,16 +132,16 @@ _PAGES = (
     "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "test_utils",
     "tracking", "utils",
 )  # fmt: skip
-"""Modules under Accelerate's import paths, which are also attributes of the package."""
+"""Modules under Accelerate's import paths. They are also attributes of this package."""
 
 _ABSENT = (
     "DeepSpeedPlugin", "cpu_offload", "cpu_offload_with_hook", "disk_offload", "dispatch_model",
     "infer_auto_device_map", "load_checkpoint_and_dispatch", "prepare_pippy", "rich",
 )  # fmt: skip
-"""Names that Accelerate exports and hpcaccel does not support. Access raises an error with the reason."""
+"""Names that Accelerate exports and hpcaccel does not support. Accessing one raises an error that gives the reason."""
 
 _EXTRA = {"numpy": "train", "torch": "train"}
-"""The extra of hpcaccel that installs each optional dependency."""
+"""Maps each optional dependency to the extra of hpcaccel that installs it."""
 
 __all__ = sorted({*_HOME} - {"map"})  # noqa: PLE0605 - a star import must not hide the builtin
 
@@ -151,7 +151,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"hpcaccel.{name}")
     if name in _ABSENT:
         import_module("hpcaccel.runtime.compat.unsupported").refuse(name)
-    if name not in _HOME:  # also during the first import of a subpackage
+    if name not in _HOME:  # during a subpackage's first import, Python looks it up here and handles this error
         raise AttributeError(f"module 'hpcaccel' has no attribute {name!r}")
     try:
         value = getattr(import_module(_HOME[name]), name)

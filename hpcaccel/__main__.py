@@ -1,4 +1,4 @@
-"""``python -m hpcaccel`` and the ``hpcaccel`` command."""
+"""Entry point of ``python -m hpcaccel`` and of the ``hpcaccel`` command."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import gc
 
 
 def main() -> None:
-    # Imports create many objects and hardly any garbage. Garbage collections, above all the one at exit, would take a
-    # fifth of a command's run time.
+    # Imports create many objects but hardly any garbage. Without these two lines, garbage collections (mainly the one
+    # at exit) would take a fifth of a command's run time.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
 

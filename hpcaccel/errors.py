@@ -12,7 +12,7 @@
     │   ├── RankEnvironmentError   the environment variables do not describe a valid group of ranks
     │   ├── RuntimeMisuse          an invalid call of the runtime
     │   │   └── DistributedOperationException
-    │   │                          ranks call different collectives, or one with different shapes or types
+    │   │                          ranks call different collectives, or the same one with different shapes or types
     │   └── CheckpointError        a checkpoint cannot be saved or loaded
     │       └── Damaged            files of a checkpoint are missing or damaged
     ├── RankFailed                 another rank of this training failed or exited
@@ -52,7 +52,7 @@ _LONGEST_WORD = 400
 _LONGEST_QUOTE = 200
 """A quoted value of at least this many characters is shortened."""
 _LONGEST_LINE = 4000
-"""A line of more characters is shortened."""
+"""A line with more characters than this is shortened."""
 _KEPT = 80
 """Number of characters kept at the beginning of a shortened value; a quarter as many are kept at its end."""
 _QUOTED = (rf"(?<![\w{quote}]){quote}(?! )[^{quote}]{{{_LONGEST_QUOTE},}}{quote}(?!\w)" for quote in "'\"")
@@ -62,8 +62,8 @@ _LONG_VALUES = re.compile("|".join([*_QUOTED, rf"\S{{{_LONGEST_WORD},}}"]))
 def presentable(text: str) -> str:
     """Make a message safe to print: values from files and command lines cannot control the terminal or flood it.
 
-    Control characters and bidirectional marks are escaped. Long words, quoted values and lines are shortened, with
-    their length in parentheses.
+    Control characters and bidirectional marks are escaped. Long words, quoted values and lines are shortened, and their
+    original length is appended in parentheses.
     """
     return "\n".join(_cut(_escaped(line)) for line in text.split("\n"))
 
@@ -130,7 +130,7 @@ class RankEnvironmentError(UserError):
 
 
 class RuntimeMisuse(UserError):
-    """An invalid call of the runtime, such as one with conflicting arguments or at the wrong time."""
+    """An invalid call of the runtime, for example with conflicting arguments or at the wrong time."""
 
 
 class DistributedOperationException(RuntimeMisuse):

@@ -3,11 +3,12 @@
 Start reading in ``commit``: it describes how a checkpoint appears on the disk, and what remains after a kill.
 
 - ``engine``: ``CheckpointEngine``, which saves, finds and loads; ``saving``: one save; ``loading``: one resume.
-- ``training_state``, ``optimizer_state``, ``tree``, ``save_plan``, ``restore``: training state as tensors, and back.
+- ``training_state``, ``optimizer_state``, ``tree``, ``save_plan``, ``restore``: conversion of training state to tensors
+  and back.
 - ``dcp_storage``, ``shard_files``, ``manifest_writer``: the files, behind the interfaces of DCP
   (``torch.distributed.checkpoint``).
 - ``background``, ``snapshot_memory``, ``writer``: background saves, written by a process without torch. This
-  package imports its modules at first use, so that the writer process need not import torch.
+  package imports its modules on first use, so that the writer process need not import torch.
 - ``rank_agreement``: collective steps, in which an error on one rank is raised on all ranks.
 - ``formats``: conversion to and from other programs' files.
 """

@@ -1,16 +1,16 @@
-"""The rank's side of background saves: shared memory, a writer process, and the one save in flight.
+"""The rank's side of background saves: shared memory, a writer process, and the save in flight.
 
 The training thread plans the save with the other ranks, copies the tensors into shared memory, sends an order to the
 rank's writer process and continues. The writers finish the commit protocol (see ``commit``) among themselves through a
 results folder beside the checkpoint. The commit therefore needs neither the training thread, which may be in the middle
-of a long step, nor a process group that training uses: it happens as soon as all files are on the disk.
+of a long step, nor a process group that training uses: it takes place as soon as all files are on the disk.
 
 A rank detects the end of a save through its own writer's pipe, which it polls once per step while a save is in flight.
 The ranks exchange their results together with the agreement on when to stop, so all of them settle a save, or raise its
-error, at the same step. ``conclude`` waits in two phases: each rank for its own file, then, if all files are written,
-all ranks for rank 0's commit. No rank waits for a commit that cannot happen.
+error, at the same step. ``conclude`` waits in two phases: each rank waits for its own file; then, if all files are
+written, all ranks wait for rank 0's commit. So no rank waits for a commit that cannot happen.
 
-The writers exit with their ranks. A rank that exits with a save in flight waits up to ``EXIT_WAIT_SECONDS`` for it.
+The writers exit with their ranks. A rank that exits with a save in flight waits for it, up to ``EXIT_WAIT_SECONDS``.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 Progress = Literal["done", "busy", "failed"]
 
 EXIT_WAIT_SECONDS = (10.0, 2.0)
-"""Timeouts at exit if a save is in flight: every rank waits for its own file, which may hold the newest state; then
-rank 0 waits for the commit, which needs the files of all ranks."""
+"""Timeouts of the two waits at exit if a save is in flight. First every rank waits for its own file, which may hold the
+newest state. Then rank 0 waits for the commit, which needs the files of all ranks."""
 LONE_WAIT_SECONDS = 120.0
 """Timeout of ``wait_alone``."""
 
@@ -82,7 +82,7 @@ class PendingSave:
 
 
 class BackgroundWriter:
-    """The shared memory, the writer process and the save in flight of one rank.
+    """One rank's shared memory, writer process and save in flight.
 
     All ranks call ``has_room``, ``start`` and ``conclude`` together.
     """
@@ -92,7 +92,7 @@ class BackgroundWriter:
         self._local_world_size = local_world_size
         self.memory: SnapshotMemory | None = None
         self.pending: PendingSave | None = None
-        """The save in flight, whose end not all ranks have detected yet; None if there is none."""
+        """The save in flight. It stays here until all ranks have detected its end. None if there is none."""
         self._writer: WriterProcess | None = None
         self._problem: str | None = None
         self._room_for: AgreedPlan | None = None
@@ -102,8 +102,8 @@ class BackgroundWriter:
     # -- starting
 
     def has_room(self, what: str, plan: AgreedPlan) -> bool:
-        """Whether memory and writer are ready on all ranks, so that this save can be written in the background. Checked
-        once per plan; a refusal is logged."""
+        """Whether every rank has memory and a writer for this save, so that it can be written in the background. This
+        is checked once per plan. If a rank lacks one of the two, the reason is logged."""
         if self._room_for is not plan:
             self._room_for = plan
             refusal = self._refusal(what, plan.file_bytes)
@@ -127,7 +127,7 @@ class BackgroundWriter:
             try:
                 if self.memory is None or self.memory.size < size or self.memory.descriptor < 0:
                     self._stop_writer()
-                    self.memory = None  # free the old memory before the new one is allocated
+                    self.memory = None  # free the old memory before allocating the new memory
                     self.memory = SnapshotMemory(size)
                 self._running_writer()
             except OSError as error:
@@ -140,7 +140,7 @@ class BackgroundWriter:
         def first_of(reasons: list[str | None]) -> str | None:
             return next((reason for reason in reasons if reason is not None), None)
 
-        # All ranks check before any allocates: a later check would see the memory that other ranks have allocated.
+        # All ranks check before any rank allocates: after an allocation, less memory would appear to be free.
         return self._ranks.reduce(what, check, first_of) or self._ranks.reduce(what, make, first_of)
 
     def _running_writer(self) -> WriterProcess:
@@ -152,11 +152,12 @@ class BackgroundWriter:
         return self._writer
 
     def start(self, pending: PendingSave, order: dict[str, Any], index: bytes, *, problem: str | None = None) -> None:
-        """Send the order for the snapshot in ``memory`` to the writer. Errors are reported by ``progress``.
+        """Order the writer to write the snapshot in ``memory``. Errors are reported by ``progress``.
 
         Args:
             index: the index without CRCs, for rank 0's writer; empty on the other ranks.
-            problem: why this rank has no snapshot. In that case nothing is sent, and the save fails on all ranks.
+            problem: why this rank has no snapshot; None if it has one. Without a snapshot nothing is sent, and the save
+                fails on all ranks.
         """
         assert self.pending is None
         self.pending = pending
@@ -183,7 +184,7 @@ class BackgroundWriter:
         return {"written", "committed"} if self._ranks.is_first else {"written"}
 
     def _wait(self, report: str, *, seconds: float | None = None) -> bool:
-        """Wait until this rank's writer has sent ``report`` or has failed. False on a timeout."""
+        """Wait until this rank's writer has sent ``report`` or has failed. Returns False on a timeout."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while self.progress() != "failed":
             assert self._writer is not None
@@ -199,13 +200,13 @@ class BackgroundWriter:
         """End the save in flight.
 
         Args:
-            wait: wait for the end of the save. False: all ranks have already detected its end.
+            wait: whether to wait for the end of the save; False if all ranks have already detected it.
 
         Returns:
             The writer's reports; on rank 0 they include the commit.
 
         Raises:
-            CheckpointError: on all ranks, if the save failed on any of them. Its files are removed.
+            CheckpointError: on all ranks, if the save failed on any of them. The files of this save are removed.
         """
         pending = self.pending
         assert pending is not None
@@ -225,7 +226,7 @@ class BackgroundWriter:
         return self.forget()
 
     def wait_alone(self) -> None:
-        """Wait for the commit of a save in flight before rank 0 saves alone; end the writer on a timeout."""
+        """Wait for the commit of a save in flight before rank 0 saves alone. On a timeout, stop the writer."""
         if self.pending is not None and not self._wait("committed", seconds=LONE_WAIT_SECONDS):
             self._stop_writer()
             self._problem = f"it was not committed within {LONE_WAIT_SECONDS:g} s"
@@ -240,7 +241,7 @@ class BackgroundWriter:
         return {} if self._writer is None else self._writer.take_reports()
 
     def _abandon(self, pending: PendingSave) -> None:
-        """Stop all writers, then remove the unfinished save."""
+        """Stop the writers of all ranks, then remove the files of the unfinished save."""
         self.pending = None
         self._stop_writer()
         try:
@@ -271,7 +272,7 @@ class BackgroundWriter:
 
 
 def _wait_at_exit(reference: weakref.ref[BackgroundWriter], owner: int) -> None:
-    """Interpreter exit handler. A save may still be in flight if the program has failed."""
+    """Exit handler: wait for a save that is still in flight, as may be the case if the program has failed."""
     background = reference()
     if background is not None and background.pending is not None and os.getpid() == owner:
         background.wait_at_exit()

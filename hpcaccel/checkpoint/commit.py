@@ -4,9 +4,9 @@ Every save has five phases, whether training waits for it or a process writes it
 
 1. **begin** Rank 0 creates the temporary directory ``.step_00001200.<attempt>.tmp``. A background save also gets a
    results folder, ``.step_00001200.<attempt>.results.tmp``.
-2. **write** Each rank writes its tensors to one file there, ``rank_00003.bin``, and fsyncs it.
-3. **gather** Rank 0 collects the size and CRCs of each file: over the process group, or from the results folder, where
-   each writer process writes a JSON file.
+2. **write** Each rank writes its tensors to one file in the temporary directory (``rank_00003.bin``) and fsyncs it.
+3. **gather** Rank 0 collects the size and CRCs of each file: over the process group, or from the results folder, to
+   which each writer process writes a JSON file.
 4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file),
    fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename is the commit.
 5. **retire** Rank 0 renames checkpoints beyond the retention limit to ``.step_00000800.deleted.tmp`` and deletes them.
@@ -25,14 +25,14 @@ retire    rank 0; a thread deletes          rank 0's writer process
 State on the disk if any process is killed at any time:
 
 - before begin: the older checkpoints; those of an abandoned branch may already be renamed.
-- from begin until the rename: a temporary directory, possibly with its manifest. It does not count as a checkpoint, and
-  ``clean`` removes it before the next save. Older checkpoints are unchanged.
+- from begin until the rename: a temporary directory, possibly with a manifest. This directory does not count as a
+  checkpoint, and ``clean`` removes it before the next save. Older checkpoints are unchanged.
 - after the rename: the new checkpoint, complete. A power failure before the parent's fsync may undo the rename.
 - during retire: the new checkpoint, and old ones under either name. ``clean`` deletes the renamed ones.
 
-A directory with a final name was therefore complete; if its manifest is missing or wrong, it was damaged later. Ranks
-of an earlier attempt that are still running (on a node that the scheduler has lost) cannot commit: ``publish`` refuses
-once a later attempt has begun.
+A directory was therefore complete when it got its final name. If its manifest is missing or wrong, it was damaged
+later. Ranks of an earlier attempt that are still running (on a node that the scheduler has lost) cannot commit:
+``publish`` refuses once a later attempt has begun.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _TEMPORARY = re.compile(r"\.step_\d{8,}\..+\.tmp")
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A written file: size, CRC32 of the whole file, and CRC32 and length in bytes of each piece, front to back."""
+    """A written file: its name, size in bytes and CRC32, and CRC32 and length in bytes of each piece, front to back."""
 
     file: str
     bytes: int
@@ -123,7 +123,7 @@ def deliver(results: Path, written: WrittenFile) -> None:
 
 
 def gather(results: Path, count: int, check: Callable[[], None]) -> list[WrittenFile]:
-    """Wait for the reports of ``count`` files. ``check`` is called at every poll and may end the process."""
+    """Wait for ``count`` reports and return them. ``check`` is called between two polls and may end the process."""
     pause, longest = POLL_SECONDS
     while True:
         # List the folder: NFS may serve the lookup of a single name from its cache, but reads listings from the server.
@@ -217,7 +217,7 @@ def publish(temporary: Path, final: Path) -> None:
     try:
         fsync_directory(final.parent)
     except OSError:
-        os.rename(final, temporary)  # the rename may not survive a power failure
+        os.rename(final, temporary)  # undo the rename, which may not survive a power failure
         raise
 
 
@@ -241,9 +241,9 @@ def retire(directory: Path, *, keep: int, newest_step: int, keep_every: int | No
     """Rename checkpoints beyond the retention limit to temporary names.
 
     The newest ``keep`` good checkpoints up to ``newest_step`` are kept, as are pinned checkpoints and the first good
-    one at or after each positive multiple of ``keep_every``. Good means that manifest and file sizes are correct.
-    Checkpoints after ``newest_step`` belong to another branch and are kept too. Errors are only logged: the new
-    checkpoint is committed, and training continues.
+    one at or after each positive multiple of ``keep_every``. A checkpoint is good if its manifest and file sizes are
+    correct. Checkpoints after ``newest_step`` belong to another branch and are kept too. Errors are only logged: the
+    new checkpoint is committed, and training continues.
 
     Returns:
         The renamed directories, for ``delete``.
@@ -283,7 +283,7 @@ def _too_old(newest_first: list[tuple[int, Path]], keep: int) -> list[tuple[int,
 
 
 def _is_milestone(step: int, newest_first: list[tuple[int, Path]], keep_every: int | None) -> bool:
-    """Whether no good checkpoint lies between the last positive multiple of ``keep_every`` and this one."""
+    """Whether ``step`` has the first good checkpoint at or after the last positive multiple of ``keep_every``."""
     if keep_every is None or step < keep_every:
         return False
     begin = step - step % keep_every

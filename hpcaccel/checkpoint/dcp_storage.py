@@ -1,7 +1,7 @@
-"""Storage backend for ``torch.distributed.checkpoint`` (DCP): a checkpoint's tensors in one file per rank.
+"""Storage backend for ``torch.distributed.checkpoint`` (DCP) that stores a checkpoint's tensors in one file per rank.
 
-Each rank writes one file, ``rank_00003.bin``: its chunks as raw bytes (row-major, the machine's byte order), each
-padded to a multiple of 64 bytes. Only tensors are stored; all other values are packed into a tensor (see ``tree``).
+A rank's file, ``rank_00003.bin``, holds its chunks as raw bytes (row-major, in the machine's byte order), each padded
+to a multiple of 64 bytes. Only tensors are stored; all other values are packed into a tensor (see ``tree``).
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ READERS = 4
 
 
 class ShardWriter(StorageWriter):
-    """Writes a checkpoint into ``directory``, which exists and is empty.
+    """Writes this rank's file and, on rank 0, index and manifest into ``directory``, which exists and is empty.
 
     Args:
         rank: number in the name of this process's file.
         facts: arguments of ``manifest_writer.describe``; used on rank 0.
-        memory: the buffer for writing; None: allocate one for this file.
+        memory: the buffer through which the file is written; None allocates one for this file.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ShardWriter(StorageWriter):
         self._facts = facts
         self._memory = memory
         self.bytes = 0
-        """Total size of all ranks' files and the index in bytes, on rank 0 after ``finish``."""
+        """On rank 0, after ``finish``: total size in bytes of all ranks' files and the index."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
@@ -90,7 +90,7 @@ class ShardWriter(StorageWriter):
         """Write and fsync this rank's file. An ``OSError`` is raised as a ``CheckpointError``.
 
         Returns:
-            A completed future: the ``Piece`` of each chunk, then the ``WrittenFile``; an empty list without chunks.
+            A completed future with the ``Piece`` of each chunk, then the ``WrittenFile``; empty if no chunks.
         """
         try:
             results = self._write_file(plan, planner) if plan.items else []
@@ -131,10 +131,10 @@ class ShardWriter(StorageWriter):
 
 
 class ShardReader(StorageReader):
-    """Reads the checkpoint in ``directory``, and checks the CRC of every byte that it uses.
+    """Reads the checkpoint in ``directory``, and checks the CRC of every chunk that it reads.
 
     Args:
-        index: the checkpoint's index; None: read it from the directory.
+        index: the checkpoint's index; None means that it is read from the directory.
     """
 
     def __init__(self, directory: Path, index: Index | None = None) -> None:
@@ -205,7 +205,7 @@ class ShardReader(StorageReader):
         return bytes(data[: piece.length])
 
     def _read_batch(self, batch: ReadBatch) -> None:
-        """Read a batch: a lone item directly into its tensor if that has the stored layout, others through a buffer."""
+        """Read a batch through a buffer; a lone item whose tensor has the stored layout is read directly into it."""
         assert batch.file is not None
         if batch.later is not None:
             batch.later.prefetch()
@@ -224,7 +224,7 @@ class ShardReader(StorageReader):
                 self._copy_part(data[at : at + piece.length], item, target)
 
     def _has_stored_layout(self, item: ReadItem, piece: Piece, target: torch.Tensor) -> bool:
-        """Whether the target's memory has the layout of the whole chunk."""
+        """Whether ``target`` is a CPU tensor whose memory has the layout of the whole stored chunk."""
         dtype = self.index.tensor(item.storage_index.fqn).properties.dtype
         whole = piece.length == target.numel() * target.element_size()
         return whole and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype
@@ -247,7 +247,7 @@ class ShardReader(StorageReader):
 
     @contextmanager
     def _files(self) -> Iterator[Callable[[str], StoredFile]]:
-        """Yields a function that opens a file of the checkpoint; each file is opened once and closed at the end."""
+        """Yield a function that opens a file by name. Each file is opened once, and closed at the end of the block."""
         opened: dict[str, StoredFile] = {}
 
         def open_file(name: str) -> StoredFile:

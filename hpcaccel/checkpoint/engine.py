@@ -37,11 +37,11 @@ class CheckpointEngine:
     ``find`` and ``load`` first call ``drain``, which may raise an error.
 
     Args:
-        directory: such as a run's ``checkpoints/``; created at the first save, on a file system shared by all ranks.
+        directory: such as a run's ``checkpoints/``, on a file system that all ranks share. The first save creates it.
         rank: this process's rank among ``world_size``.
         group: a gloo process group; None means the default group. Not needed if ``world_size`` is 1.
-        attempt: the run's attempt; part of the name of a save's temporary directory.
-        keep: how many committed checkpoints to keep; None keeps all. A number below 1 is a CheckpointError.
+        attempt: number of the run's attempt, or a name; part of the names of temporary directories.
+        keep: how many committed checkpoints to keep; None keeps all. A number below 1 raises a CheckpointError.
         keep_every: also keep the first checkpoint at or after each positive multiple of this number of steps.
         local_world_size: how many ranks share this machine's memory.
         on_saved: called on rank 0 with the record of each save, after its commit.
@@ -89,7 +89,7 @@ class CheckpointEngine:
         fill: Callable[[Path], None] | None = None,
         background: bool = False,
     ) -> Path:
-        """Write and commit ``state``, then delete checkpoints beyond the limit. Waits for a save in flight first.
+        """Write and commit ``state``, then delete old checkpoints (see ``keep``). First waits for a save in flight.
 
         A step that this engine has committed or loaded is not written again while its checkpoint is intact. Checkpoints
         of an abandoned branch are renamed to ``superseded_…``: one of the same step and, after a resume or a start from
@@ -102,10 +102,10 @@ class CheckpointEngine:
             guarantee_reasons: why a resume is not bit-exact.
             missing: ranks that do not take part. If there are any, only rank 0 calls ``save`` and saves its own state,
                 which must be the same on all ranks. A later save of this step by all ranks replaces the checkpoint.
-            fill: called on every rank that takes part, with the same new directory, whose content becomes part of the
-                checkpoint. ``fill`` may set ``state.without``; rank 0's value is used.
-            background: return once ``state`` is copied; see ``in_flight``, ``progress`` and ``settle``. With
-                ``fill`` or ``missing``, or without memory for the copy or a writer process, return after the commit.
+            fill: called on every rank that takes part. Its argument is a new directory, the same on all ranks, whose
+                content becomes part of the checkpoint. ``fill`` may set ``state.without``; rank 0's value is used.
+            background: return as soon as ``state`` is copied; see ``in_flight``, ``progress`` and ``settle``. Ignored
+                with ``fill`` or ``missing``, and if memory for the copy or a writer process is lacking.
 
         Returns:
             The directory of the checkpoint, committed or in flight.
@@ -254,9 +254,9 @@ class CheckpointEngine:
         """The checkpoint to resume from. Rank 0 searches; all ranks return its result.
 
         Args:
-            resume: ``"auto"``: the newest good checkpoint in this directory. None: no checkpoint; training starts at
-                step 0. Else the name of a checkpoint in this directory, or the path of a checkpoint, of a directory of
-                checkpoints or of a run; for the last two, their newest good checkpoint.
+            resume: ``"auto"`` for the newest good checkpoint in this directory; None to start at step 0; the name of a
+                checkpoint in this directory; or the path of a checkpoint, of a directory of checkpoints or of a run. A
+                run or a directory of checkpoints stands for the newest good checkpoint in it.
 
         Returns:
             The checkpoint's directory; None if there is none.
@@ -275,7 +275,7 @@ class CheckpointEngine:
         return self._branch.contains(path)
 
     def load(self, path: Path, state: TrainingState, *, fall_back: bool = True) -> LoadedCheckpoint:
-        """Restore ``state`` in place and check the CRCs of what is read. After an error ``state`` may be half restored.
+        """Restore ``state`` in place and check the CRCs of what is read. An error may leave ``state`` partly restored.
 
         Args:
             path: a checkpoint's directory, the same on all ranks.
@@ -283,7 +283,7 @@ class CheckpointEngine:
                 load the newest good one that remains.
 
         Raises:
-            CheckpointError: on all ranks, if no checkpoint can be loaded: damaged, unreadable, or of another model.
+            CheckpointError: on all ranks, if a checkpoint is unreadable, of another model, or damaged with no fallback.
         """
         self.drain()
         path = Path(path).absolute()

@@ -91,7 +91,7 @@ def find_checkpoint(directory: Path, resume: str | Path) -> Path | None:
         directory: the training's own directory of checkpoints.
 
     Raises:
-        CheckpointError: the named checkpoint does not exist, or for the reasons in ``newest_good``.
+        CheckpointError: the named checkpoint does not exist, or ``newest_good`` raised the error.
     """
     if resume == "auto":
         return newest_good(directory, ours=True)
@@ -106,10 +106,11 @@ def find_checkpoint(directory: Path, resume: str | Path) -> Path | None:
 
 
 def newest_good(directory: Path, *, ours: bool) -> Path | None:
-    """The newest checkpoint with a valid manifest and correct file sizes; None if there is not even a damaged one.
+    """The newest checkpoint with a valid manifest and correct file sizes; None if ``directory`` contains no checkpoint,
+    not even a damaged one.
 
     Args:
-        ours: whether damaged checkpoints found on the way are quarantined; otherwise they are skipped.
+        ours: whether newer checkpoints that are damaged are quarantined; otherwise they are only skipped.
 
     Raises:
         CheckpointError: all are damaged (starting at step 0 would lose the training), or a newer hpcaccel wrote the
@@ -257,10 +258,10 @@ def _mesh_text(mesh: dict[str, Any]) -> str:
 
 
 def rank_sources(content: Mapping[str, Any], *, world_size: int, tensor: int = 1) -> tuple[int | None, ...]:
-    """For each current rank, the rank at the save whose per-rank state (mainly random state) it loads, or None.
+    """For each rank of this training, the rank whose saved per-rank state (mainly random state) it loads, or None.
 
-    Usually, rank r loads the state of rank r. A rank without a saved state seeds its generators from seed, data rank
-    and step, so that two resumes from a checkpoint are identical. The ranks of a tensor-parallel group must draw the
+    Usually, rank r loads the state of rank r. A rank that loads none seeds its generators from seed, data rank and
+    step, so that two resumes from a checkpoint are identical. The ranks of a tensor-parallel group must draw the
     same random numbers: if the group size has changed since the save, all ranks of a group load one rank's state.
 
     Args:
@@ -278,7 +279,7 @@ def describe_sources(sources: Sequence[int | None], *, world_size: int) -> str:
 
     Args:
         sources: see ``rank_sources``.
-        world_size: the number of ranks at the save.
+        world_size: the number of ranks that the checkpoint was saved with.
     """
     own = [rank for rank, source in enumerate(sources) if source == rank]
     new = [rank for rank, source in enumerate(sources) if source is None]

@@ -1,9 +1,9 @@
 """The content of a checkpoint's two JSON files, in terms of torch's types.
 
 ``index.json`` describes each tensor: dtype, shape and its chunks, each with file, offset, length and CRC. The manifest
-``COMMITTED`` (read and checked by ``hpcaccel.checkpoint_files.manifest``) describes the save, and lists size and CRC of
-the ranks' files and of the index. The manifest is small, because status commands read it often. It contains the CRC of
-its own canonical JSON.
+``COMMITTED`` (read and checked by ``hpcaccel.checkpoint_files.manifest``) describes the save, and lists the sizes and
+CRCs of the ranks' files and of the index. The manifest is small, because status commands read it often. It contains the
+CRC of its own canonical JSON.
 """
 
 from __future__ import annotations

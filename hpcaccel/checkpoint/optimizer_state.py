@@ -1,7 +1,7 @@
 """Optimizer state by parameter name, independent of the order and the numbers of the models' parameters.
 
-It is read through ``state_dict()`` and restored through ``load_state_dict()``, so hooks and optimizers that override
-these methods work. No state is created for an optimizer that has not taken a step.
+The state is read through ``state_dict()`` and restored through ``load_state_dict()``, so hooks and optimizers that
+override these methods work. No state is created for an optimizer that has not taken a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: s
     """Pack an optimizer into a tree.
 
     Returns:
-        The tree, and the keys of the tensors that any rank may write; rank 0 writes other unsharded tensors.
+        The packed tree, and the set of keys of the tensors that any rank may write. Only rank 0 writes the other
+        unsharded tensors.
 
     Raises:
         CheckpointError: the state contains an unsupported type, or a plain tensor for a sharded parameter.
@@ -84,7 +85,7 @@ def targets(
 def restore_optimizer(
     optimizer: Optimizer, tree: Any, names: dict[nn.Parameter, str], tensor: Callable[[str], torch.Tensor]
 ) -> None:
-    """Restore an optimizer's state and hyperparameters; the state of its parameters keeps the saved dtypes."""
+    """Restore an optimizer's state and hyperparameters. State tensors keep the dtypes with which they were saved."""
     state_dict = optimizer.state_dict()
     numbers = {name: (number, parameter) for number, name, parameter in _parameters(optimizer, state_dict, names)}
     state = {numbers[name][0]: unpack(saved, tensor) for name, saved in tree["state"].items()}
@@ -105,7 +106,8 @@ def restore_optimizer(
 def _parameters(
     optimizer: Optimizer, state_dict: dict[str, Any], names: dict[nn.Parameter, str]
 ) -> Iterator[tuple[int, str, nn.Parameter]]:
-    """Each parameter with its number in ``state_dict`` and its name: ``parameter <number>`` if it is in no model."""
+    """Yields, for each parameter, its number in ``state_dict``, its name and the parameter itself. A parameter that is
+    in no model is named ``parameter <number>``."""
     for group, numbered in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
         for parameter, number in zip(group["params"], numbered["params"], strict=True):
             yield number, names.get(parameter, f"parameter {number}"), parameter
@@ -145,8 +147,9 @@ def _compare_groups(
 
 
 def _like(parameter: nn.Parameter, node: dict[str, Any], index: Index) -> torch.Tensor:
-    """An empty tensor for one entry of a parameter's state: on the device and with the sharding of the parameter if the
-    shapes are equal; else unsharded, and on the CPU if it was there at the save."""
+    """An uninitialised tensor for one saved entry of a parameter's state. If the entry has the shape of the parameter,
+    the tensor has the parameter's device and sharding. Otherwise it is unsharded, and on the CPU if the saved entry was
+    on the CPU."""
     saved = index.tensor(node["key"])
     if len(saved.size) and tuple(saved.size) == tuple(parameter.shape):
         return torch.empty_like(parameter.detach(), dtype=saved.properties.dtype)

@@ -1,6 +1,6 @@
 """Collective steps of a save or load. An error on one rank is raised on all ranks, so that no rank waits forever.
 
-Errors are sent as text: an exception object may fail to pickle or unpickle, and the other ranks would wait forever.
+Errors are sent as text: pickling or unpickling an exception object may fail, and the other ranks would wait forever.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class CheckpointRanks:
         return merged, {} if problem is None else {0: problem}
 
     def _gather(self, value: T) -> list[T] | None:
-        """Every rank's value, on rank 0; None on the other ranks."""
+        """On rank 0 the values of all ranks, on the other ranks None."""
         if self.world_size == 1:
             return [value]
         values: list[Any] | None = [None] * self.world_size if self.is_first else None
@@ -136,7 +136,7 @@ class CheckpointRanks:
 
 
 Problem = tuple[str, str, bool]
-"""Message, host, and whether the checkpoint is damaged."""
+"""A rank's error: message, host name, and whether the error is ``Damaged``."""
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, Problem | None]:

@@ -33,7 +33,7 @@ class Restorer:
     """
 
     def __init__(self, state: TrainingState, *, tree: Any, own: Any, own_buffers: bool, index: Index) -> None:
-        if tree.get("weights_only"):  # the checkpoint was imported: all state but the weights is unchanged
+        if tree.get("weights_only"):  # imported checkpoint: restore only the weights
             state = replace(state, optimizers=[], schedulers=[], scaler=None, objects={})
         self._state = state
         self._tree = tree
@@ -97,11 +97,11 @@ class Restorer:
         value = unpack(saved[public_name(model, key)], self._tensor)
         shared = isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor) and value.shape == current.shape
         if shared and value is not current:
-            return current.copy_(value)  # tied at the save, but not in this model
+            return current.copy_(value)  # tied in the saved model, but not in this one
         return value
 
     def _stateful(self) -> list[tuple[Stateful, Any, str]]:
-        """Each scheduler, the scaler and each object, with its saved tree and path."""
+        """Each scheduler, the scaler (if there is one) and each object, with its saved tree and its path."""
         found = [
             (scheduler, self._tree["schedulers"][position], f"schedulers.{position}")
             for position, scheduler in enumerate(self._state.schedulers)
@@ -156,7 +156,8 @@ class Restorer:
             )
 
     def _target_entry(self, current: Any, saved: Any, name: str) -> list[str]:
-        """Add the target of one entry of a model. Returns a list with the mismatch; empty if the entry matches."""
+        """Register the tensor that one entry of a model is read into. Returns a list with a message if the saved entry
+        does not match the model, else an empty list."""
         is_tensor = isinstance(current, torch.Tensor) and isinstance(saved, dict) and saved.get("$") == "tensor"
         if not is_tensor or name.endswith("._extra_state"):  # extra state may be of any type
             self._target_plain(saved, {})
@@ -172,7 +173,8 @@ class Restorer:
         return []
 
     def _target_plain(self, tree: Any, templates: dict[str, torch.Tensor]) -> None:
-        """Add new tensors for state that has no memory yet: sharded like their template if there is one, else full."""
+        """Add new tensors for state that has no memory yet. Each is sharded like its template, if there is one, else
+        unsharded."""
         for node in tensor_nodes(tree):
             key = node["key"]
             if key in self._tensors:

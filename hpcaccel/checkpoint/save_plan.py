@@ -1,4 +1,4 @@
-"""A save's contents as tensors by key, and the plan that assigns their chunks to ranks.
+"""A save's contents as tensors by key, and the plan that assigns the chunks of these tensors to ranks.
 
 Values that are not tensors are packed into one JSON tree (see ``tree``), which is stored as a byte tensor under the key
 ``tree``; the tree of rank 3's own values is stored under ``tree.rank.3``.
@@ -62,9 +62,9 @@ class FirstRank:
 def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict[str, torch.Tensor]:
     """This rank's tensors by key, not copied.
 
-    Every rank returns parameters, optimizer states and sharded tensors, so that the planner can distribute the writing,
-    and its own values (``state.per_rank``). Only rank 0 returns the other values. Buffers that differ from rank 0's
-    (such as batch norm's running statistics) are saved for this rank too.
+    Every rank returns its own values (``state.per_rank``) as well as parameters, optimizer states and sharded tensors,
+    so that the planner can distribute the writing. Only rank 0 returns the other values. Buffers that differ from rank
+    0's (such as batch norm's running statistics) are saved for this rank too.
 
     Args:
         first: rank 0's parameters and buffers; None if there is only one rank.

@@ -30,32 +30,33 @@ log = logging.getLogger(__name__)
 
 
 class Branch:
-    """Record of the checkpoints that belong to this training, not to an abandoned branch; complete only on rank 0.
+    """Record of the checkpoints that belong to this training, not to an abandoned branch. Complete only on rank 0.
 
-    Training that resumes from an older checkpoint abandons the later ones; they are renamed at its next save.
+    Training that resumes from an older checkpoint abandons the later ones; its next save renames them.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._own_steps: set[int] = set()
-        """Steps that this training has saved in this directory or resumed from; not written again while intact."""
+        """Steps that this training has saved in this directory or resumed from. While the checkpoint of such a step is
+        intact, the step is not written again."""
         self._lone_steps: set[int] = set()
         """Steps that rank 0 has saved without the other ranks."""
         self._base_step: int | None = None
-        """Step of this training's newest checkpoint (0: started from scratch, none yet). Checkpoints of later steps are
-        abandoned. None: the training has neither resumed nor started from scratch."""
+        """Step of this training's newest checkpoint; 0 if the training started from scratch and has none yet; None if
+        it has neither resumed nor started from scratch. Checkpoints of later steps are abandoned."""
 
     def start_anew(self) -> None:
         """Record that this training starts at step 0."""
         self._base_step = 0
 
     def resume(self, step: int, *, alone: bool) -> None:
-        """Record that this training has loaded ``step``; ``alone``: rank 0 saved it without the other ranks."""
+        """Record that this training has loaded ``step``. ``alone``: whether rank 0 saved it without the other ranks."""
         self._base_step = step
         (self._lone_steps if alone else self._own_steps).add(step)
 
     def add(self, step: int, *, alone: bool) -> None:
-        """Record that this training has committed ``step``; ``alone`` as for ``resume``."""
+        """Record that this training has committed ``step``. ``alone`` has the same meaning as in ``resume``."""
         (self._lone_steps if alone else self._own_steps).add(step)
         if self._base_step is not None:
             self._base_step = step
@@ -70,7 +71,7 @@ class Branch:
         damaged one of the same step.
 
         Args:
-            alone: rank 0 saves without the other ranks.
+            alone: whether rank 0 saves without the other ranks.
 
         Returns:
             Whether this step is already committed and must not be written again.
@@ -135,8 +136,8 @@ class SaveOperation:
             raise
 
     def plan(self, plans: PlanCache, *, background: bool) -> tuple[AgreedPlan, DefaultSavePlanner]:
-        """Call ``fill``, agree on a plan, and create the temporary directory (in the background also the results
-        folder)."""
+        """Call ``fill``, agree on a plan, and create the temporary directory and, for a background save, the results
+        folder."""
         if self._fill is not None:
             self._run_fill(self._fill)
         first = self._ranks.first(self.what, lambda: FirstRank.of(self._state)) if self._ranks.world_size > 1 else None
@@ -157,7 +158,7 @@ class SaveOperation:
         """Write this rank's file, wait until the other ranks have written theirs, and commit.
 
         Returns:
-            Total size of all ranks' files and the index in bytes, on rank 0.
+            On rank 0, the total size in bytes of all ranks' files and the index; 0 on the other ranks.
 
         Raises:
             CheckpointError: on all ranks, if anything failed on any of them.

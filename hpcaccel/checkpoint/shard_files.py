@@ -1,4 +1,4 @@
-"""The file of one rank, ``rank_00003.bin``: written and read with direct I/O and CRC32. Does not import torch.
+"""Writing and reading of a rank's file, ``rank_00003.bin``, with direct I/O and CRC32. Does not import torch.
 
 Direct I/O bypasses the page cache: durable writes are fastest this way, and the training data stays cached. Addresses,
 offsets and lengths must be multiples of a block, so the last write may extend past the data, and the file is truncated.
@@ -84,7 +84,7 @@ class ShardFile:
         self._fd, self._direct = _open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write ``data`` at ``offset``. Its memory must be aligned; length and offset must be multiples of a block."""
+        """Write ``data`` at ``offset``. Its memory address, its length and ``offset`` must be multiples of a block."""
         done = 0
         while done < len(data):
             try:
@@ -114,7 +114,7 @@ def up_to_block(size: int) -> int:
 
 
 def why_not_written(error: OSError, folder: Path, size: int) -> str:
-    """Message for a file of ``size`` bytes that could not be written; includes ``size`` if disk or quota is full."""
+    """Message: why a file of ``size`` bytes could not be written. Includes ``size`` if disk or quota is full."""
     text = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         text += f"; it needs {size:,} bytes"
@@ -148,10 +148,10 @@ def _disable_direct(descriptor: int) -> None:
 class StoredFile:
     """A file of a checkpoint, read at any offset by several threads.
 
-    It uses direct I/O, because these bytes are read once: filling the cache costs more than the copy to the tensor.
+    Reads use direct I/O, because every byte is read only once: filling the cache costs more than copying to the tensor.
 
     Raises:
-        Damaged: the file is missing. The methods also raise this for a file that is too short and for I/O errors.
+        Damaged: the file is missing. The methods also raise this error if the file is too short, and after I/O errors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -162,7 +162,7 @@ class StoredFile:
             raise Damaged(f"{path} is missing") from None
 
     def prefetch(self, offset: int, length: int) -> None:
-        """Let the page cache read ahead. No effect with direct I/O, whose reads are long enough."""
+        """Let the page cache read ahead. No effect with direct I/O: its reads are long enough without read-ahead."""
         if not self._direct:
             os.posix_fadvise(self.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
@@ -203,7 +203,7 @@ _thread = threading.local()
 
 
 def _bounce_buffer(size: int) -> memoryview:
-    """This thread's buffer. Reads reuse it, because new pages are slow. Huge pages are used if possible: with 4 KiB
+    """This thread's read buffer, reused because allocating pages is slow. Huge pages are used if possible: with 4 KiB
     pages the kernel splits a read into requests of 1 MiB, which halves the speed of direct reads from some disks."""
     if len(getattr(_thread, "memory", b"")) < size:
         mapping = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -258,7 +258,7 @@ def batches(work: list[tuple[Piece, ReadItem]], targets: list[torch.Tensor]) -> 
 
 
 def read_into(target: memoryview, parts: Iterator[memoryview]) -> int:
-    """Copy ``parts`` to ``target`` until it is full.
+    """Copy ``parts``, one after the other, into ``target``.
 
     Returns:
         The CRC32 of all parts.

@@ -1,8 +1,8 @@
-"""Host memory between the tensors and the disk.
+"""Host memory through which tensors are written to the disk.
 
 A background save copies all tensors into memory that is shared with the writer process (``snapshot``), after which
-training continues; the memory is kept for later saves. A save that blocks training uses memory as a ring
-buffer (``stream``): a thread writes to the disk while further data is copied.
+training continues; the memory is kept for later saves. A save that blocks training uses the memory as a ring buffer
+(``stream``): a thread writes to the disk while more data is copied into the buffer.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, STEP_BYTES, ShardFile, 
 __all__ = ["SnapshotMemory", "available_bytes", "can_share", "no_room", "raw_bytes", "stream"]
 
 RING_BYTES = 32 << 20
-"""Maximum size of a ring buffer that is allocated for one file. A larger one would allow longer writes, but allocating
-it takes more time than they save."""
+"""Maximum size of a ring buffer that is allocated for one file. A larger buffer would allow longer writes,
+but allocating it takes more time than longer writes save."""
 LARGEST_PART = 0.9
 """Fraction of the free memory that snapshots may use."""
 
 
 class SnapshotMemory:
-    """Memory that another process can map if ``can_share()``. The constructor then allocates all pages, so that a lack
-    of memory is an error at once.
+    """Memory for a snapshot or a ring buffer. If ``can_share()`` is true, another process can map the memory, and the
+    constructor allocates all pages, so that it fails at once if memory is short.
 
     Args:
         size: minimum size in bytes.
@@ -90,7 +90,8 @@ class SnapshotMemory:
             torch.cuda.current_stream().synchronize()
 
     def _from_gpu(self, tensor: torch.Tensor, at: int, size: int) -> None:
-        """Copy on the current CUDA stream, after the work queued there, into memory that is pinned if possible."""
+        """Copy a GPU tensor to offset ``at``. The copy is queued on the current CUDA stream, and may still be running
+        when this returns. The memory is pinned first if possible."""
         if not self._pinned:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             self._pinned = int(runtime.cudaHostRegister(self._address, self.size, 0)) == 0
@@ -194,8 +195,8 @@ class _Ring:
                 self._changed.notify()
 
     def _next_part(self) -> tuple[int, int] | None:
-        """Start and stop, in the buffer, of the bytes to write next: whole blocks, or the remainder after the last
-        ``put``. None if all bytes are written or an error has occurred."""
+        """Wait for bytes to write, and return where in the buffer they start and stop: whole blocks or, after the last
+        ``put``, the remainder. None if all bytes are written or an error has occurred."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or self._whole_blocks())
             start = self._written % self._memory.size
@@ -222,7 +223,7 @@ def can_share() -> bool:
 
 
 def no_room(size: int, *, of: int) -> str | None:
-    """Why ``of`` processes on this machine cannot each allocate ``size`` bytes; None if they can or it is unknown."""
+    """Why ``of`` processes on this machine cannot each allocate ``size`` bytes; None if they can, or if unknown."""
     if not can_share():
         return "this system has no memfd_create"
     free = available_bytes()
@@ -235,7 +236,8 @@ def no_room(size: int, *, of: int) -> str | None:
 
 
 def available_bytes() -> int | None:
-    """Free memory in bytes, limited by the machine and by this process's cgroups. None if unknown."""
+    """Memory in bytes that this process can still use within the limits of the machine and of its cgroups; None if
+    unknown."""
     found = []
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):

@@ -57,15 +57,15 @@ class TrainingState:
     Args:
         models: plain modules, or modules wrapped by DDP, FSDP2 (``fully_shard``) or ``torch.compile``.
         optimizers: may also have parameters that belong to none of the models.
-        schedulers: anything with ``state_dict`` and ``load_state_dict``, in a fixed order.
+        schedulers: objects with ``state_dict`` and ``load_state_dict``, in the same order for the save and the load.
         scaler: a gradient scaler, or None.
         objects: further objects with these two methods, by name: data cursors, counters, objects that the user
-            registered. Their state is equal on all ranks; rank 0's is written.
-        per_rank: per-rank values, mainly random states; restored on the same rank. ``loading.rank_sources`` describes
-            what happens if the number of ranks changes.
+            registered. Their state is equal on all ranks; rank 0's state is written.
+        per_rank: this rank's own values, mainly random states; restored on the same rank. ``loading.rank_sources``
+            describes what happens if the number of ranks changes.
         mesh: layout of the ranks, equal on all of them: ``strategy``, and the sizes of the dimensions ``replicate``,
             ``shard`` and ``tensor``; empty if unknown.
-        without: positions of models whose weights and buffers a hook saves or loads; equal on all ranks.
+        without: positions of the models whose weights and buffers a hook saves or loads; equal on all ranks.
     """
 
     models: list[nn.Module] = field(default_factory=list)
@@ -166,7 +166,7 @@ def restore_rng(state: dict[str, Any], device: torch.device | str | None = None)
 
 
 def fresh_rng(seed: int, device: torch.device | str | None = None) -> dict[str, Any]:
-    """Seed the generators of ``capture_rng`` with ``seed``, and return their state."""
+    """Seed the generators that ``capture_rng`` captures with ``seed``, and return their state."""
     random.seed(seed)
     torch.manual_seed(seed)
     numpy: Any = sys.modules.get("numpy")

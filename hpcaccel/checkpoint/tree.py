@@ -27,9 +27,9 @@ __all__ = ["PackedTree", "pack", "tensor_nodes", "unpack"]
 
 TYPE = "$"
 MAX_INLINE_BYTES = 1024
-"""Longer bytes are stored as a tensor instead of in the JSON."""
+"""A longer ``bytes`` value is stored as a tensor instead of in the JSON."""
 MAX_INLINE_INT_BITS = 4096
-"""Longer ints are written in hexadecimal: Python limits the number of decimal digits that it converts."""
+"""A longer int is written in hexadecimal, because Python limits the number of decimal digits that it converts."""
 
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 _FACTORIES: dict[str, type] = {"int": int, "float": float, "str": str, "list": list, "dict": dict, "set": set}
@@ -99,7 +99,7 @@ def unpack(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
 
 
 def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """All nodes of a tree whose data is a stored tensor, by ``key``; nodes of type ``tensor`` also have ``device``."""
+    """All nodes of a tree that name a stored tensor in ``key``. Nodes of type ``tensor`` also have ``device``."""
     if isinstance(tree, list):
         for item in tree:
             yield from tensor_nodes(item)

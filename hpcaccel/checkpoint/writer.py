@@ -106,7 +106,7 @@ class WriterProcess:
         """Receive reports, without waiting.
 
         Returns:
-            Why the writer failed, or None.
+            Why the writer failed; None if it has not failed.
         """
         while self._problem is None and self._poll.poll(0):
             piece = os.read(self._output.fileno(), 1 << 16)
@@ -189,7 +189,7 @@ def _receive_orders(orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], par
 
 
 def _split_order(received: bytes) -> tuple[dict[str, Any], bytes, bytes] | None:
-    """The first order, its index and the remaining bytes; None if the order is not complete yet."""
+    """Split ``received`` into the first order, its index and the remaining bytes; None if the order is incomplete."""
     line, newline, rest = received.partition(b"\n")
     if not newline:
         return None
@@ -251,7 +251,7 @@ def _commit(order: dict[str, Any], paths: SavePaths, index: bytes, parent: int) 
     complete = commit.complete_index(index, files)
     size = commit.write_manifest(paths.temporary, index=complete, files=files, facts=order["facts"])
     commit.publish(paths.temporary, paths.final)
-    rmtree(paths.results, ignore_errors=True)  # on failure, it is removed before the next save
+    rmtree(paths.results, ignore_errors=True)  # if this fails, the next save removes the folder
     committed = time.monotonic()
     if order["retention"] is not None:
         commit.delete(commit.retire(paths.directory, newest_step=paths.step, **order["retention"]))

@@ -39,7 +39,7 @@ __all__ = [
 
 MANIFEST = "COMMITTED"
 PINNED = "PINNED"
-"""Marker file beside the manifest: hpcaccel does not delete this checkpoint. It contains the reason."""
+"""Marker file beside the manifest: hpcaccel does not delete a checkpoint that has it. The file contains the reason."""
 QUARANTINED, SUPERSEDED = PUT_ASIDE = ("quarantined", "superseded")
 """Prefixes of directories that no longer count as checkpoints: damaged, or from an abandoned branch of the training."""
 

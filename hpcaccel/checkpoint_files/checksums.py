@@ -150,7 +150,7 @@ def _tree_problems(contents: Contents) -> Iterator[str]:
         try:
             nodes = list(tensor_nodes(json.loads(contents.read(key))))
         except Damaged:
-            continue  # reported when its bytes are checked with all others
+            continue  # reported when all bytes are checked
         except (OSError, ValueError) as error:
             yield f"{contents.path}: {key} cannot be read: {error}"
             continue
@@ -160,7 +160,7 @@ def _tree_problems(contents: Contents) -> Iterator[str]:
 
 
 def _spans(contents: Contents) -> Iterator[CrcSpan]:
-    """Spans for every byte of every file except the index: chunks if they tile the file, else the whole file."""
+    """Spans that cover every file except the index: a file's chunks if they tile it, else the whole file."""
     by_file: dict[str, list[CrcSpan]] = {name: [] for name in contents.manifest["files"] if name != sealed.INDEX}
     for tensor in contents.tensors.values():
         for chunk in tensor.chunks:
@@ -203,7 +203,8 @@ def covering_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
 
 
 def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
-    """Two boxes that overlap, or None. A sweep along the first dimension compares only boxes that overlap there."""
+    """Two boxes that overlap, or None. Boxes are sorted along the first dimension, so that each is compared only with
+    those that overlap it in this dimension."""
     solid = [box for box in boxes if math.prod(box[1])]
     if not solid or not solid[0][0]:
         return (solid[0], solid[1]) if len(solid) > 1 else None
@@ -221,7 +222,7 @@ def _overlapping(boxes: Sequence[Box]) -> tuple[Box, Box] | None:
 
 
 def check_spans(directory: Path, spans: list[CrcSpan], on_progress: OnProgress) -> list[str]:
-    """Messages about damaged bytes, in the order of ``spans``."""
+    """Verify the CRC of each span. Returns messages about damaged bytes, in the order of ``spans``."""
     total = sum(span.length for span in spans)
     done, lock = 0, threading.Lock()
 

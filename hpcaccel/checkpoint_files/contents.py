@@ -1,4 +1,4 @@
-"""The contents of a checkpoint, without torch: its tensors, the location of their bytes, and trees of other values."""
+"""Reader of a checkpoint without torch: its tensors, the location of their bytes, and the trees of its other values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rank_tree(rank: int) -> str:
 
 
 def item_bytes(dtype: str) -> int:
-    """Size in bytes of one element of a dtype, by name: ``float32``, ``float8_e4m3fn``, ``complex64``."""
+    """Size in bytes of one element of the dtype with this name (``float32``, ``float8_e4m3fn``, ``complex64``)."""
     if dtype in _ODD_SIZES:
         return _ODD_SIZES[dtype]
     bits = dtype.split("_")[0].lstrip("abcdefghijklmnopqrstuvwxyz")
@@ -40,7 +40,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """The nodes of a tree that refer to a stored tensor by ``key``; those of type ``tensor`` also have ``device``."""
+    """All nodes of a tree that name a stored tensor in ``key``. Nodes of type ``tensor`` also have ``device``."""
     if isinstance(tree, list):
         for item in tree:
             yield from tensor_nodes(item)
@@ -54,8 +54,8 @@ def tensor_nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """The part of a tensor at offset ``at``: ``stored`` bytes from ``offset`` in ``file``, the first ``length`` of
-    which are data."""
+    """The part of a tensor at index ``at``. It is stored in ``file``, in ``stored`` bytes from byte ``offset`` on. The
+    first ``length`` of these bytes are data, the others padding."""
 
     at: tuple[int, ...]
     shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class Contents:
         manifest: the manifest, if it has already been read and verified.
 
     Raises:
-        Damaged: manifest, file sizes or index differ from the committed ones.
+        Damaged: the manifest, a file's size or the index differs from the committed one.
         CheckpointError: a newer hpcaccel wrote the checkpoint.
     """
 
@@ -102,7 +102,7 @@ class Contents:
         """The state shared by all ranks: ``models``, ``optimizers``, ``schedulers``, ``scaler``, ``objects``.
 
         Raises:
-            Damaged: its bytes differ from the committed ones.
+            Damaged: the bytes of this state differ from the committed ones.
         """
         found: dict[str, Any] = json.loads(self.read(SHARED_TREE))
         return found
@@ -174,7 +174,7 @@ def _tensor(key: str, value: dict[str, Any]) -> StoredTensor:
 
 
 def _fill(file: Any, target: memoryview) -> bool:
-    """Fill ``target``; False if the file is too short. One read(2) returns at most 2 GiB."""
+    """Fill ``target``, in several reads: one read(2) returns at most 2 GiB. Returns False if the file is too short."""
     done = 0
     while done < len(target):
         got = file.readinto(target[done : done + (1 << 30)])

@@ -1,7 +1,7 @@
 """Read and verify the manifest and the index of a checkpoint, without torch.
 
-``COMMITTED`` contains size and CRC of the ranks' files and of the index, and the CRC of its own canonical JSON.
-``index.json`` contains the location of each tensor: file, offset, length and CRC of each chunk. The manifest's CRC
+The manifest, ``COMMITTED``, contains the sizes and CRCs of the ranks' files and of the index, and the CRC of its own
+canonical JSON. ``index.json`` contains, for each chunk of each tensor, file, offset, length and CRC. The manifest's CRC
 therefore protects the index, and the index protects every byte of the ranks' files.
 """
 
@@ -31,14 +31,14 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Version of the checkpoint format that is written; newer versions are rejected."""
+"""Version of the checkpoint format that this release writes. Checkpoints of newer versions are rejected."""
 INDEX = "index.json"
 _POLYNOMIAL = 0xEDB88320
 """Polynomial of CRC32, lowest power in the highest bit."""
 
 
 def seal(manifest: dict[str, Any]) -> bytes:
-    """The bytes of a manifest with its own CRC."""
+    """The bytes of ``COMMITTED``: ``manifest`` as canonical JSON, with the CRC of this JSON added."""
     body = {key: value for key, value in manifest.items() if key != "crc32"}
     return _canonical({**body, "crc32": f"{zlib.crc32(_canonical(body)):08x}"})
 
@@ -110,7 +110,7 @@ def read_file(path: Path) -> bytes:
 
     Raises:
         Damaged: the file does not exist, or the disk reports an I/O error.
-        OSError: any other error, because files on an unreachable file system must not be reported as damaged.
+        OSError: any other error. It is not reported as damage, because the file system may only be unreachable.
     """
     try:
         return path.read_bytes()
@@ -127,7 +127,7 @@ def _canonical(value: dict[str, Any]) -> bytes:
 
 
 def combined_crc(parts: Iterable[tuple[int, int]]) -> int:
-    """The CRC32 of concatenated parts, from CRC32 and length in bytes of each part, without reading the data."""
+    """The CRC32 of concatenated parts, computed without their data: from (CRC32, length in bytes) of each part."""
     whole = 0
     for crc, length in parts:
         whole = _multiply(_shift(length), whole) ^ crc

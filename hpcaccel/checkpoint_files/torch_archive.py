@@ -70,7 +70,7 @@ def archive_problem(
     """How the archive at ``offset`` is damaged; None if no damage is found. The CRC of every record is checked.
 
     Args:
-        length: size of the archive in bytes; None: up to the end of the file.
+        length: size of the archive in bytes; None means that it extends to the end of the file.
         data_bytes: minimum number of bytes of tensor data.
     """
     try:

@@ -51,8 +51,8 @@ def checkpoints_in(path: Path) -> list[Path]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The weight files in a directory: those with the names of the Hugging Face libraries, else all with the suffix of
-    a weight file. If ``path`` is a file: only ``path``."""
+    """The weight files in the directory ``path``: those with the names of the Hugging Face libraries if there are any,
+    else all files with the suffix of a weight file. If ``path`` is a file, the result is ``path`` alone."""
     if not path.is_dir():
         return [path]
     files = sorted(item for item in path.iterdir() if item.is_file())
@@ -63,7 +63,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def verify(path: Path, on_progress: OnProgress = lambda done, total: None) -> VerifyReport:
-    """Verify one of the checkpoints from ``checkpoints_in``."""
+    """Verify ``path``, one of the checkpoints that ``checkpoints_in`` returned."""
     if path.is_dir() and is_ours(path):
         return verify_ours(path, on_progress)
     if is_dcp(path):

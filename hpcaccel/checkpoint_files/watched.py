@@ -1,8 +1,8 @@
 """Checkpoints that a program writes itself (``checkpoint.watch``), and the newest checkpoint of any kind.
 
-A program may be killed while it saves, so only complete checkpoints count. What is complete depends on the trainer;
-``LaunchWatch`` describes it. The newest checkpoint is the one that was completed last, not the one with the highest
-step: a directory may contain later steps of an abandoned branch.
+A program may be killed while it saves, so only complete checkpoints count. How a complete checkpoint is recognised
+depends on the trainer, and is described by ``LaunchWatch``. The newest checkpoint is the one that was completed last,
+not the one with the highest step: a directory may contain later steps of an abandoned branch.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class WatchedCheckpoint:
 
     path: Path
     step: int | None
-    """None: its path contains no step."""
+    """None if the path contains no step."""
     complete: bool
     time: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint:
-    """A run's newest checkpoint: ``name`` is a directory in the run's ``checkpoints/`` if hpcaccel has written it, else
-    the path or URL of the program's own checkpoint."""
+    """A run's newest checkpoint. ``name`` is the name of a directory in the run's ``checkpoints/`` for a checkpoint of
+    hpcaccel, and a path or URL for one that the program has written itself."""
 
     name: str
     step: int | None
@@ -67,8 +67,8 @@ def watched(run: RunDir) -> list[WatchedCheckpoint]:
 def newest_saved(run: RunDir, ends: Sequence[AttemptEnd] = ()) -> SavedCheckpoint | None:
     """The newest complete checkpoint of ``run``; None if there is none.
 
-    Checkpoints that are watched take precedence. Without them it is the newer one of hpcaccel's own checkpoints and
-    the one that the program named at its last stop.
+    Watched checkpoints take precedence. If there are none, the newest of hpcaccel's own checkpoints is compared with
+    the last one that the program named when it stopped; the checkpoint with the higher step is returned.
 
     Args:
         ends: the ledger's end lines.
@@ -86,7 +86,7 @@ def newest_saved(run: RunDir, ends: Sequence[AttemptEnd] = ()) -> SavedCheckpoin
 
 
 def _is_named(line: AttemptEnd) -> bool:
-    """Whether ``line`` has a checkpoint of the program that still exists, or is not on this file system."""
+    """Whether ``line`` names a checkpoint that the program has written itself, and that still exists or is a URL."""
     name = line.checkpoint
     if name is None or checkpoint_files.step_of(name) is not None:
         return False
@@ -94,7 +94,7 @@ def _is_named(line: AttemptEnd) -> bool:
 
 
 def _look(path: Path, watch: LaunchWatch) -> WatchedCheckpoint | None:
-    """The checkpoint at ``path``; None if it has been deleted in the meantime, or if it is not a file or directory."""
+    """The checkpoint at ``path``; None if it has been deleted in the meantime, or is neither file nor directory."""
     match = re.search(watch.step, str(path) if "/" in watch.step else path.name)
     step = int(match[1]) if match and match[1] and match[1].isdecimal() else None
     try:
@@ -111,7 +111,9 @@ def _look(path: Path, watch: LaunchWatch) -> WatchedCheckpoint | None:
 
 
 def _mark(path: Path, complete: str | None, step: int | None) -> Path | None:
-    """The file that shows that the checkpoint directory ``path`` is complete; None if it does not exist.
+    """The path whose modification time tells when the checkpoint directory ``path`` was completed; None if the
+    checkpoint is incomplete. ``complete`` is a pattern for a file in a complete directory or, if it begins with
+    ``../``, the name of a file outside that contains the last complete step.
 
     Raises:
         OSError: the file cannot be read.
@@ -124,12 +126,12 @@ def _mark(path: Path, complete: str | None, step: int | None) -> Path | None:
         numbers = re.findall(r"\d+", (path / complete).read_text(errors="replace"))
     except FileNotFoundError:
         return None
-    # The file is written after each checkpoint, so it is no sign of when an earlier one was completed.
+    # This file is rewritten after each checkpoint: its time does not show when an earlier checkpoint was completed.
     return path if numbers and step is not None and step <= int(numbers[-1]) else None
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file has content and, if it begins as a ZIP archive (``torch.save``), the archive's end.
+    """Whether a file is not empty and, if it begins like a ZIP archive (``torch.save``), also has the archive's end.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,6 +1,6 @@
 """A model's weight files, without torch: names and shards as in the Hugging Face libraries, and safetensors headers.
 
-The safetensors format: https://huggingface.co/docs/safetensors.
+https://huggingface.co/docs/safetensors describes the safetensors format.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ for _power, _letter in enumerate("KMGT", 1):
 
 
 class Form(NamedTuple):
-    """A format's weight file names: stem and suffix."""
+    """The names of the weight files in one format, built from a stem and a suffix."""
 
     stem: str
     suffix: str
@@ -89,12 +89,12 @@ TORCH = Form(MODEL_NAME, ".bin")
 
 
 def share_out(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Distribute tensors over files, in order. Returns the positions in ``sizes`` of each file's tensors; at least one
-    file.
+    """Distribute tensors over files, in order. Returns a list for each file, of which there is at least one: the
+    positions in ``sizes`` of the file's tensors.
 
     Args:
         sizes: size of each tensor in bytes.
-        limit: maximum bytes of tensors per file; a larger tensor gets its own file.
+        limit: maximum total size in bytes of the tensors in one file; a larger tensor gets its own file.
     """
     plan: list[list[int]] = [[]]
     used = 0
@@ -114,7 +114,8 @@ def index_text(places: Mapping[str, str], total_bytes: int) -> str:
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of ``"5GB"`` (powers of 1,000) or ``"5GiB"`` (of 1,024); ``"5Gb"`` counts bits. None for other text."""
+    """A size such as ``"5GB"`` (in powers of 1,000) or ``"5GiB"`` (of 1,024) in bytes; None if ``text`` is not a size.
+    A lower-case ``b``, as in ``"5Gb"``, means bits."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([KMGT]?(?:i?B)?)\s*", text, re.IGNORECASE)
     unit = match[2].upper() if match else ""
     if match is None or unit not in _UNITS:
@@ -143,7 +144,7 @@ DTYPES = {
     "BOOL": "bool",
     "C64": "complex64",
 }
-"""torch's dtype names by safetensors code."""
+"""Maps each dtype code of the safetensors format to torch's name of the dtype."""
 CODES = {name: code for code, name in DTYPES.items()}
 
 MAX_HEAD_BYTES = 100_000_000

@@ -1,6 +1,6 @@
 """First and last step of each attempt, and how many of its steps were lost.
 
-Ledger, caps, ``status`` and ``report`` all compute steps here, so that their figures agree.
+Ledger, caps, ``status`` and ``report`` all use the figures that are computed here, so that these agree.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class StepCount:
     done: int
     lost: int
     kept_until: int | None
-    """The attempt's steps after this step are lost; None: no step is lost."""
+    """The attempt's steps after this step are lost; None if no step is lost."""
 
 
 def read_steps(
@@ -129,7 +129,7 @@ def read_steps(
 
 
 def complete_timing(run: RunDir, attempt: int) -> None:
-    """Update the last step in the ``timing.json`` of a killed attempt: rank 0 writes the file only now and then.
+    """Bring the last step in a killed attempt's ``timing.json`` up to date: rank 0 writes the file only now and then.
 
     Raises:
         OSError: the file cannot be written.
@@ -153,9 +153,11 @@ def _from_step(progress: Progress | None, timing: Timing | None, outcome: Outcom
 def _by_heartbeat(
     run: RunDir, attempt: int, timing: Timing | None, before: tuple[int, float] | None
 ) -> tuple[int, float] | None:
-    """Step in rank 0's last heartbeat, and when the step ended. For attempts of releases without a step counter.
+    """The step in rank 0's last heartbeat, and an estimate of when this step ended. For attempts of releases without a
+    step counter.
 
-    A heartbeat may be later than the end of its step, so the end is extrapolated from ``before`` and the step time.
+    A heartbeat may be later than the end of its step, so the end is extrapolated, with the median step time, from
+    ``before``: the last step known from other files, and its time. None if the heartbeat's step is not a later one.
     """
     beat = _read(Beat, run.heartbeats(attempt) / "0.json")
     if beat is None or timing is None or before is None or beat.step <= before[0]:
@@ -164,8 +166,8 @@ def _by_heartbeat(
 
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
-    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step; None if no step
-    is recorded, or if the two copies still differ after ``LOOKS`` reads (the rank was killed during a write)."""
+    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step. None if no
+    step is recorded, or if the two copies still differ after ``LOOKS`` reads (the rank was killed during a write)."""
     for _ in range(LOOKS):
         try:
             *first, step, when = STEP_COUNTER.unpack(run.step_counter(attempt).read_bytes())

@@ -1,4 +1,4 @@
-"""Files that survive a kill: JSON replaced atomically, JSON lines appended whole; and file locks.
+"""Files that survive a kill (JSON files replaced atomically, JSON lines appended whole), and file locks.
 
 A JSON file is written under a temporary name and renamed, so that a reader sees the old content or the new. A
 JSON-lines file grows by whole lines: a torn last line does not affect the other lines.
@@ -53,7 +53,8 @@ def fsync_directory(path: Path) -> None:
 
 
 def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, sync: bool = True) -> None:
-    """Replace ``path`` so that a reader sees the old content or the new; with ``sync`` also after a machine crash."""
+    """Replace the content of ``path`` so that a reader sees either the old or the new content. With ``sync``, this also
+    holds after a machine crash."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
     try:
@@ -72,7 +73,7 @@ def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, syn
 
 
 def make_folder(path: Path, *, within: Path | None = None, mode: int = DIRECTORY_MODE) -> None:
-    """Create a folder and missing parents, but never recreate a run directory that was moved or deleted.
+    """Create a folder and its missing parents, but never recreate a run directory that was moved or deleted.
 
     Args:
         within: the run directory; by default ``HPCACCEL_RUN_DIR``, which is set in the ranks.
@@ -165,11 +166,12 @@ def lock_file(
     """Lock an open file with flock(2), until all processes that share the open file have closed it or exited.
 
     Args:
-        wait: wait while another process holds the lock.
+        wait: whether to wait while another process holds the lock.
 
     Returns:
-        ``busy``: another process holds the lock, and ``wait`` is False. ``unsupported``: the file system has no locks
-        (NFS without a lock daemon, some Lustre mounts), so the caller must continue without one.
+        ``held`` if this process now holds the lock; ``busy`` if another process holds it and ``wait`` is False;
+        ``unsupported`` if the file system has no locks (NFS without a lock daemon, some Lustre mounts), so that the
+        caller must continue without a lock.
 
     Raises:
         OSError: the lock fails for another reason.

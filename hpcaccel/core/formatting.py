@@ -28,13 +28,13 @@ def clean(text: str) -> str:
 
 
 def shortened(names: Sequence[object], most: int) -> str:
-    """The first ``most`` names: ``a, b``; ``a, b and 3 more`` if there are more."""
+    """The first ``most`` names, as ``a, b`` or, if there are more, as ``a, b and 3 more``."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + rest
 
 
 def duration(seconds: float) -> str:
-    """``45s``, ``3m 05s``, ``2h 07m``, ``4d 03h``."""
+    """A duration as ``45s``, ``3m 05s``, ``2h 07m`` or ``4d 03h``."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -51,7 +51,7 @@ def precise_duration(seconds: float) -> str:
 
 
 def gpu_hours(hours: float) -> str:
-    """``0.25``, ``12.3``: two significant digits for small numbers."""
+    """Hours as ``0.25`` or ``12.3``: with two significant digits below 10, with one decimal from 10 on."""
     return f"{hours:.1f}" if hours >= 10 else f"{hours:.2g}"
 
 
@@ -65,19 +65,19 @@ def ago(then: float, now: float | None = None) -> str:
 
 
 def clock_time(epoch_seconds: float) -> str:
-    """Local time, such as ``2026-11-20 15:30``."""
+    """The local time, as ``2026-11-20 15:30``."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(epoch_seconds))
 
 
 def number(value: float) -> str:
-    """Four significant digits (``2.413``, ``0.0003``, ``1.2e-07``), whole numbers from 10,000 on, ``nan``, ``inf``."""
+    """A number with four significant digits (``2.413``, ``0.0003``, ``1.2e-07``), as a whole number from 10,000 on."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
 
 
 def size(count: float) -> str:
-    """Bytes in powers of 1,000: ``812 B``, ``1.2 GB``."""
+    """A number of bytes as ``812 B`` or ``1.2 GB``, in powers of 1,000."""
     for limit, divisor, unit in ((1e3, 1, "B"), (1e6, 1e3, "kB"), (1e9, 1e6, "MB"), (1e12, 1e9, "GB")):
         if abs(count) < limit:
             return f"{count / divisor:.0f} B" if divisor == 1 else f"{count / divisor:.1f} {unit}"
@@ -85,7 +85,7 @@ def size(count: float) -> str:
 
 
 def rate(per_second: float) -> str:
-    """``950``, ``12.3k``, ``4.1M``."""
+    """A rate as ``950``, ``12.3k`` or ``4.1M``."""
     for limit, divisor, unit in ((1e4, 1, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (math.inf, 1e9, "G")):
         if abs(per_second) < limit:
             return f"{per_second / divisor:.0f}" if divisor == 1 else f"{per_second / divisor:.1f}{unit}"
@@ -93,7 +93,7 @@ def rate(per_second: float) -> str:
 
 
 def step_of(step: int | None, total: int | None) -> str:
-    """``120/400``; ``120`` if the total is unknown, ``-`` if the step is unknown."""
+    """A step as ``120/400``; ``120`` if the total is unknown, ``-`` if the step is unknown."""
     if step is None:
         return "-"
     return f"{step}/{total}" if total is not None else str(step)

@@ -39,8 +39,8 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 
 def objects_in(output: str | bytes, *, keys: frozenset[str] | set[str]) -> Iterator[dict[str, Any]]:
-    """The JSON objects with all of ``keys`` in a job step's output, one per line. Other lines, such as those of login
-    scripts, are skipped."""
+    """The JSON objects in a job step's output, one per line, that have all of ``keys``. Other lines, such as those of
+    login scripts, are skipped."""
     text = output.decode(errors="replace") if isinstance(output, bytes) else output
     for line in text.splitlines():
         try:

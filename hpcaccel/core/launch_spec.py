@@ -61,7 +61,7 @@ class LaunchContainer:
     """The container that the ranks run in."""
 
     image: str
-    """A path, or a name in a registry with its scheme."""
+    """A path, or an image in a registry as a URL such as ``docker://pytorch/pytorch:2.9``."""
     runtime: str
     mounts: list[str]
     """``SRC:DST`` or ``SRC:DST:ro``: the user's mounts and those that the ranks need."""
@@ -117,7 +117,7 @@ class LaunchSpec:
     """A rank's command; ``{python}`` stands for the ranks' interpreter, ``{run_dir}`` for the run's directory. Empty
     for a callable."""
     python: str | None = None
-    """The ranks' interpreter; None: the first Python on the node's PATH once modules, conda or venv are set up."""
+    """The ranks' interpreter. None means the first Python on the node's PATH once modules, conda or venv are set up."""
     pythonpath: list[str] = field(default_factory=list)
     workdir: str
     backend: Literal["slurm", "local"]
@@ -138,7 +138,7 @@ class LaunchSpec:
     warning_seconds: int | None = None
     """Overrides ``resilience.warning_seconds``."""
     launcher: Literal["srun", "torchrun"] = "srun"
-    """``torchrun``: one srun task per node, which starts its node's ranks."""
+    """With ``torchrun``, srun starts one task per node, which starts the ranks of its node."""
     container: LaunchContainer | None = None
     components: list[LaunchComponent] = field(default_factory=list)
     after: list[dict[str, str]] = field(default_factory=list)
@@ -201,7 +201,8 @@ def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
 
 
 def _read(kind: type[R], value: Mapping[str, Any]) -> R:
-    """Build ``kind``, ignoring keys without a field in this version. Raises KeyError for a missing required field."""
+    """Build ``kind`` from ``value``, ignoring keys that are not fields in this version. Raises KeyError if a required
+    field is missing."""
     known = fields(kind)  # type: ignore[arg-type]
     for one in known:
         if one.default is MISSING and one.default_factory is MISSING and one.name not in value:

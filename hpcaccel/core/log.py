@@ -1,4 +1,4 @@
-"""Logging of the batch step: the handler of the logger ``hpcaccel`` and its outputs; masking of secrets in texts.
+"""Logging of the batch step: the handler of the logger ``hpcaccel`` and its outputs; and masking of secrets in texts.
 
 Modules use ``logging.getLogger(__name__)`` and attach no handlers (except the runtime, for the training log), so a
 program that imports hpcaccel configures these loggers like those of any library. The program ``node.pyz`` calls
@@ -90,7 +90,7 @@ def configure(*, to_stderr: bool = False) -> None:
 
 
 def set_log_file(path: Path | None) -> None:
-    """Also append later messages to ``path``, instead of the previous file; None: to no file."""
+    """Append later messages to the file ``path`` too, in place of the previous file. With None, write to no file."""
     for handler in _handlers():
         handler.file = path
 
@@ -129,7 +129,7 @@ class Mask:
 
     @classmethod
     def of(cls, run: RunDir, env: Mapping[str, str] = os.environ) -> Mask:
-        """A run's mask: names from its spec, values from this process's environment."""
+        """The mask of a run. Its spec names the variables that hold secrets; their values are taken from ``env``."""
         spec = (read_json(run.spec) or {}).get("spec", {})
         names = (spec.get("environment") or {}).get("secrets") or []
         return cls(env[name] for name in names if name in env)

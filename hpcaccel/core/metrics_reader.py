@@ -1,7 +1,7 @@
 """Reader of a run's metrics: lines that rank 0 logged through hpcaccel, and lines of ``$HPCACCEL_METRICS``.
 
-Programs in any language append one JSON object per line to ``$HPCACCEL_METRICS``: ``{"step": 3, "loss": 0.5}``. Without
-a step, a line gets the largest step before it plus 1. ``time`` is in seconds since the epoch. Non-numeric values, and
+Programs in any language append one JSON object per line to ``$HPCACCEL_METRICS``: ``{"step": 3, "loss": 0.5}``. A line
+without a step gets the largest earlier step plus 1. ``time`` is in seconds since the epoch. Non-numeric values, and
 lines without any number, are skipped. Files are read incrementally and may contain arbitrary bytes.
 """
 
@@ -70,7 +70,7 @@ class Logged:
         return f"{self.passed_over} lines were skipped; the first one: {self._first}"
 
     def _attempts(self) -> list[int]:
-        """Attempts whose file may have grown. A file is read for the last time after the next attempt has begun."""
+        """Attempts whose file may have grown. A file is read one last time after the next attempt has begun."""
         try:
             found = sorted(int(name) for name in os.listdir(self._run.attempts) if name.isdecimal())
         except (FileNotFoundError, NotADirectoryError):
@@ -107,7 +107,7 @@ class Logged:
         """Parse one line of ``$HPCACCEL_METRICS``.
 
         Args:
-            changed: the file's last change, in seconds since the epoch; the time of a line without ``time``.
+            changed: time of the file's last change, in seconds since the epoch; used if the line has no ``time``.
 
         Raises:
             ValueError: the line is not valid, or contains no number.
@@ -155,10 +155,11 @@ class _Tail:
     def read(
         self, *, unfinished: Callable[[bytes], bool] = lambda raw: False
     ) -> Iterator[tuple[int, bytes | None, float]]:
-        """New lines: number, bytes (None: longer than the limit), and the time of the file's last change.
+        """Yields a tuple for each new line: its number, its bytes (None if longer than the limit), and the time of the
+        file's last change.
 
         Args:
-            unfinished: called with a last line that has no newline; True: the line is complete.
+            unfinished: called with a last line that has no newline; returns whether the line is complete all the same.
         """
         try:
             file = self.path.open("rb")
@@ -207,7 +208,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any], other: Callable[[str, Any], None]) -> dict[str, float]:
-    """The numbers among ``values``; ``other`` is called with name and value of each other entry."""
+    """The entries of ``values`` that are numbers; ``other`` is called with name and value of each other entry."""
     found = {}
     for name, value in values.items():
         if not name.isascii():  # JSON allows half a surrogate pair, which cannot be encoded

@@ -10,7 +10,7 @@ __all__ = ["node_name", "process_start", "started_at"]
 
 
 def node_name() -> str:
-    """Slurm's name for this node inside a job; the short host name elsewhere."""
+    """Inside a job, Slurm's name for this node; elsewhere, the short host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
 
 
@@ -26,8 +26,8 @@ def process_start(pid: int) -> int | None:
 
 
 def started_at(pid: int) -> float | None:
-    """Start time of a process on this host in seconds since the epoch (exec(2) does not change it); None if it has
-    exited."""
+    """Start time of a process on this host in seconds since the epoch (exec(2) does not change it); None if the
+    process has exited."""
     ticks = process_start(pid)
     if ticks is None:
         return None

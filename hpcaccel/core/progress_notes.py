@@ -17,7 +17,8 @@ T = TypeVar("T")
 SILENT_SECONDS = 5.0
 """Shortest wait that a command reports, and shortest interval between progress notes."""
 SHOW_NOTE: ContextVar[Callable[[str], None] | None] = ContextVar("SHOW_NOTE", default=None)
-"""Function that shows one sentence. None: notes about waits and progress are dropped, other notes become warnings."""
+"""The function that shows a note. If it is None, notes about waits and progress are dropped, and other notes become
+warnings."""
 _SHOWN: set[object] = set()
 """Values of ``of`` for which ``show_note_once`` has shown a note."""
 

@@ -18,7 +18,7 @@ class Outcome:
     step: int
     checkpoint: str | None = None
     resume: bool = False
-    """Whether the training is to be continued; False: it is complete."""
+    """Whether the training is to be continued; False if it is complete."""
     first_loss: float | None = None
     last_loss: float | None = None
 
@@ -42,7 +42,7 @@ class Save:
     step: int
     reason: str = ""
     stall_seconds: float
-    """How long training was blocked, on rank 0: during the whole save unless it ran in the background."""
+    """How long the save blocked training on rank 0: all the time, unless the save ran in the background."""
     seconds: float
     """From the start of the save to its commit."""
     bytes: int
@@ -54,7 +54,7 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How an attempt's time was spent, on rank 0. Times are seconds since the epoch, None until reached."""
+    """How an attempt's time was spent, on rank 0. Times are seconds since the epoch; None if not reached yet."""
 
     version: int = 1
     process_started: float | None = None
@@ -104,9 +104,10 @@ class Beat:
     """starting, loading, training, evaluating, saving, finishing (after the loop) or leaving."""
     step: int
     first_step: int = 0
-    """The step at which the current training loop began. The next step takes longer than later ones."""
+    """The step at which the current training loop began. The step after it takes longer than later steps."""
     batches: int = 0
-    """Number of batches that prepared loaders returned. For programs with a stop gate: of other signs of progress."""
+    """Number of batches that prepared loaders returned. For programs with a stop gate, it counts other signs of
+    progress."""
     calls: int = 0
     """Number of collectives called through hpcaccel."""
     step_seconds: float | None = None
@@ -116,10 +117,10 @@ class Beat:
     waits: bool = False
     """Whether the main thread is waiting for other ranks or a device."""
     site: str = ""
-    """``file:line`` of the script where the main thread is."""
+    """Where the main thread is in the script, as ``file:line``."""
     stack: int = 0
     """Hash of the main thread's stack: if it does not change, the thread may be stuck."""
     thread: str = ""
     """Identifier of the main thread in a stack dump."""
     left: str | None = None
-    """``file:line`` where the rank last left a loop early, by ``break``, ``return`` or an exception."""
+    """Where the rank last left a loop early (by ``break``, ``return`` or an exception), as ``file:line``."""

@@ -60,7 +60,7 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: type[R], value: dict[str, Any]) -> R:
-    """Build a record from a stored object, ignoring keys without a field in this version."""
+    """Build a record from a stored object. Keys that are not fields of this version are ignored."""
     known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
     return kind(**{key: item for key, item in value.items() if key in known})
 
@@ -78,8 +78,8 @@ class AttemptStart:
     nodes: list[str] = field(default_factory=list)
     ranks: int = 0
     checkpoint: str | None = None
-    """Name of the newest complete checkpoint at the start, or path of one that the program has written; None if there
-    is none yet."""
+    """The newest complete checkpoint when the attempt started: the name of one written by hpcaccel, or the path of one
+    that the program has written. None if there was none yet."""
     checkpoint_step: int | None = None
     resume_args: list[str] = field(default_factory=list)
     """The arguments that name this checkpoint to the program (``entrypoint.resume_args``)."""
@@ -98,8 +98,8 @@ class AttemptEnd:
     attempt: int
     time: float
     job_id: str = ""
-    """The attempt's job, also for an attempt without a start line, which ended before its ranks started. Empty in lines
-    of earlier releases."""
+    """The attempt's job. Set even if the attempt has no start line because it ended before its ranks started. Empty in
+    lines of earlier releases."""
     reason: Reason
     decision: Decision
     error_class: str | None = None
@@ -109,14 +109,14 @@ class AttemptEnd:
     seconds: float = 0.0
     resumed_step: int | None = None
     """The step that the attempt resumed from (0 at the start of the training); None if unknown. Earlier releases wrote
-    0 for None."""
+    0 if it was unknown."""
     last_step: int | None = None
     """The last step known to be complete."""
     first_logged: int | None = None
     """The first step with a logged value in this attempt."""
     checkpoint: str | None = None
     """The newest complete checkpoint: the name of one written by hpcaccel, or the path of one that the program has
-    written (``checkpoint.watch``, or named in the outcome)."""
+    written (found by ``checkpoint.watch``, or named in the outcome)."""
     checkpoint_step: int | None = None
     advice: str = ""
     """What the user can do about the failure."""
@@ -180,7 +180,7 @@ class RunRecord:
     git_dirty: bool | None = None
     submitted_from: str = ""
     array_size: int | None = None
-    """Number of tasks, in the parent folder of an array; for a sweep, the number of its workers."""
+    """For the parent folder of an array, the number of its tasks; for a sweep, the number of its workers."""
     overrides: dict[str, Any] = field(default_factory=dict)
     branched_from: dict[str, Any] | None = None
     """``checkpoint``, ``step`` and ``run_id`` of the checkpoint that the first attempt starts from, if one is set."""
@@ -260,6 +260,6 @@ class WorkerEnd:
     time: float
     reason: Reason
     decision: Decision
-    """requeue: the worker continues later; pause: only after `hpcaccel sweep resume`; end: it does not continue."""
+    """``requeue`` if the worker continues later, ``pause`` if only after `hpcaccel sweep resume`, ``end`` if never."""
     detail: str = ""
     """One sentence for the user."""

@@ -1,5 +1,5 @@
-"""Names and paths of the files in a run directory, the contract between login node, batch step and ranks; and the index
-of a user's runs, by which commands find them."""
+"""Names and paths of the files in a run directory (the contract between login node, batch step and ranks), and the
+index of a user's runs, through which commands find runs."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class RunDir:
 
     @property
     def local_process(self) -> Path:
-        """Only on the local backend: id, pid and start time of the job's process."""
+        """Only on the local backend: the job's id, and pid and start time of the job's process."""
         return self.path / "local.json"
 
     @property
@@ -180,7 +180,7 @@ class RunDir:
 
     @property
     def journal(self) -> Path:
-        """Only in the directory of an array (one line per task, with its overrides) or of a sweep (its study)."""
+        """Only in the directory of an array (one line per task, with its overrides) or of a sweep (the study)."""
         return self.path / "journal.jsonl"
 
     @property
@@ -218,7 +218,7 @@ class RunDir:
         return self.attempt(attempt) / "saves.jsonl"
 
     def signalled(self, attempt: int) -> Path:
-        """Marker: a rank has received a signal, and the supervisor must write the reason for the stop."""
+        """Marker file: a rank has received a signal, and the supervisor must write the reason for the stop."""
         return self.control / f"signal-{attempt}"
 
     def abort_reason(self, attempt: int) -> Path:
@@ -234,7 +234,7 @@ class RunDir:
         return self.attempt(attempt) / "stacks"
 
     def hang(self, attempt: int) -> Path:
-        """The hang for which the supervisor ended the attempt (``Hang``)."""
+        """The hang because of which the supervisor ended the attempt (``Hang``)."""
         return self.attempt(attempt) / "hang.json"
 
     def stragglers(self, attempt: int) -> Path:

@@ -31,7 +31,7 @@ class RunLedger:
         """Read the ledger of ``run``.
 
         Args:
-            offset: number of bytes to skip; ``RunRecord.ledger_offset`` skips lines of jobs before the newest submit.
+            offset: number of bytes to skip; ``RunRecord.ledger_offset`` skips the lines of jobs before the newest one.
         """
         found = cls()
         found.read_lines(run.ledger, offset=offset)
@@ -79,12 +79,12 @@ class RunLedger:
 
     @property
     def final_end(self) -> AttemptEnd | None:
-        """The newest end line if the run does not continue by itself: it is over or paused."""
+        """The newest end line if it ends or pauses the run, so that the run does not continue by itself; else None."""
         return self.ends[-1] if self.ends and self.ends[-1].decision in ("end", "pause") else None
 
     @property
     def settled(self) -> AttemptEnd | None:
-        """:attr:`final_end` if no attempt has started since."""
+        """:attr:`final_end` if no attempt has started since then; else None."""
         return self.final_end if self.last is not None and self.last is self.final_end else None
 
     def ended_by(self, job_id: str) -> AttemptEnd | None:
@@ -96,7 +96,7 @@ class RunLedger:
         return last if last.job_id == job_id or last.attempt in own else None
 
     def ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
-        """End lines of attempts that these jobs started. Caps count these lines: `hpcaccel resume` submits a new job,
-        which resets the counts."""
+        """End lines of attempts that ``jobs`` started. Caps count these lines for the jobs since the newest submission:
+        `hpcaccel resume`, which submits a new job, resets the counts."""
         own = {line.attempt for line in self.starts if line.job_id in jobs}
         return [line for line in self.ends if line.attempt in own]

@@ -46,7 +46,8 @@ _USERS = "stop-"
 
 @dataclass(frozen=True, kw_only=True)
 class StopRequest:
-    """A request to stop the ranks: in ``control/`` to the supervisor, in ``attempts/<n>/stop.json`` to the ranks."""
+    """A request to stop the ranks. Requests in ``control/`` are for the supervisor, the one in
+    ``attempts/<n>/stop.json`` is for the ranks."""
 
     version: int = 1
     reason: Reason
@@ -59,9 +60,11 @@ class StopRequest:
 
 
 def pruned(stop: StopRequest | None) -> bool:
-    """Whether a sweep ended this trial. The trial then does not continue by itself, even if another stop follows.
+    """Whether ``stop`` is a sweep's request to end a trial early. The trial then does not continue by itself, even if
+    another stop follows.
 
-    With ``then="finish"`` it saves nothing; with ``pause`` it saves, so that it can continue under a larger budget.
+    With ``then="finish"`` the trial saves nothing. With ``then="pause"`` it saves a checkpoint, so that it can continue
+    under a larger budget.
     """
     return stop is not None and stop.reason == "pruned"
 
@@ -70,7 +73,7 @@ def leave_request(run: RunDir, request: StopRequest, *, name: str | None = None)
     """Write a request to stop into ``control/``.
 
     Args:
-        name: identifies the request for :func:`request_state`. Default: random.
+        name: identifies the request for :func:`request_state`; random by default.
 
     Raises:
         RunDirectoryError: the file cannot be written.
@@ -88,7 +91,7 @@ def open_requests(run: RunDir, *, of_users: bool = False) -> list[tuple[str, Sto
     """Requests to stop that have not been honoured yet, with their file names, oldest first.
 
     Args:
-        of_users: leave out a sweep worker's requests to its trials.
+        of_users: whether to leave out the requests of a sweep worker to its trials.
     """
     found = []
     for name in sorted(_names(run)):
@@ -118,7 +121,7 @@ def reopen(run: RunDir, name: str) -> None:
 
 
 def cancel_was_requested(run: RunDir) -> bool:
-    """Whether a request to cancel was honoured. A run that was cancelled does not continue if its job starts again."""
+    """Whether a request to cancel was honoured. If so, the run does not continue even if its job starts again."""
     honoured = [name for name in _names(run) if name.startswith(_HONOURED) and name.endswith(".json")]
     return any((read_json(run.control / name) or {}).get("then") == "cancel" for name in honoured)
 

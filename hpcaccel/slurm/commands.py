@@ -1,4 +1,4 @@
-"""Slurm's commands as methods: the queries (``queries``) and the commands that change jobs.
+"""Slurm's commands as methods: queries (inherited from ``queries``) and commands that change jobs.
 
 There are three kinds of failure:
 
@@ -29,7 +29,7 @@ __all__ = ["Slurm"]
 _NODE = re.compile(r"[A-Za-z0-9][\w.-]*")
 """Valid node names."""
 _SUBMITTED = re.compile(r"(?:^|\n)(?:Submitted batch job )?(\d+)(?:;\S*| on cluster \S+)?$")
-"""The last line of sbatch's output. The form with a sentence comes from site wrappers that ignore --parsable."""
+"""Matches the last line of sbatch's output. Site wrappers that ignore --parsable print a sentence with the job id."""
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9]*|\d+")
 """Valid signals: a name without ``SIG``, or a number."""
 
@@ -45,8 +45,8 @@ class Slurm(Queries):
     def holding(self, descriptor: int) -> Slurm:
         """A copy of this object whose commands inherit the file descriptor ``descriptor``.
 
-        A lock on the file is held until the commands have exited, even if this process is killed. No effect if
-        commands do not run on this machine.
+        A lock on the file is held until the commands have exited, even if this process is killed. If commands do not
+        run on this machine, this object itself is returned.
         """
         if not self.is_here:
             return self
@@ -116,7 +116,7 @@ class Slurm(Queries):
         self._changed()
 
     def signal_step(self, job_id: str, step_id: str | int, signal: str) -> bool:
-        """Send a signal (``TERM``, ``USR1``) to all processes of a step. False: the step has ended."""
+        """Send a signal (``TERM``, ``USR1``) to all processes of a step. Returns False if the step has ended."""
         if not STEP.fullmatch(str(step_id)) or not _SIGNAL.fullmatch(signal):
             raise ValueError(f"step {step_id!r} or signal {signal!r} is invalid: use e.g. step 0 and signal 'TERM'")
         command = ["scancel", f"--signal={signal}", f"{address(job_id)}.{step_id}"]
@@ -136,7 +136,7 @@ class Slurm(Queries):
             job_id: ``46_0`` for an array task; the plain id may mean all tasks.
 
         Returns:
-            False if the job is already back in the queue ("pending execution").
+            True if the job was requeued; False if it already was back in the queue ("pending execution").
 
         Raises:
             ClusterError: Slurm does not allow the requeue, for example because the site removes ``--requeue``.
@@ -182,7 +182,7 @@ class Slurm(Queries):
         """Limit how many tasks of an array run at a time. Running tasks are not stopped.
 
         Args:
-            most: the limit; 0: no limit.
+            most: the maximum number of running tasks; 0 means no limit.
 
         Raises:
             SlurmCommandError: the array has ended, or the controller did not respond.
@@ -197,15 +197,15 @@ class Slurm(Queries):
         """Command that opens a shell in a running job, alongside its ranks. Run it with exec: it needs the terminal.
 
         Args:
-            node: name of one of the job's nodes; None: the first one.
-            terminal: False if the shell's input or output is a pipe or a file.
+            node: name of one of the job's nodes; None means the first node.
+            terminal: whether the shell gets a terminal; False if its input or output is a pipe or a file.
         """
         where = [] if node is None else [f"--nodelist={node}"]
         one_task = ["--nodes=1", "--ntasks=1", *where]
         return ["srun", f"--jobid={address(job_id)}", "--overlap", *one_task, *(["--pty"] if terminal else []), "bash"]
 
     def _changed(self) -> None:
-        """Invalidate the queue cache. Not needed after a requeue, which kills the caller and is in the ledger."""
+        """Invalidate the queue cache. Not needed after a requeue, which kills the caller and is noted in the ledger."""
         if self.is_here:
             note_change()
 

@@ -50,7 +50,7 @@ def explain(stderr: str, partition_names: Callable[[], Sequence[str]]) -> str:
 
 
 def submit_limit(refusal: str) -> str | None:
-    """Name of the submit limit in a rejection, if fewer jobs would be accepted; None for other errors.
+    """Name of the limit on submitted jobs that a rejection cites: fewer jobs would be accepted. None for other errors.
 
     Examples: QOSMaxSubmitJobPerUserLimit, QOSGrpSubmitJobsLimit, AssocMaxSubmitJobLimit (tested on 22.05).
     """
@@ -76,7 +76,7 @@ def _partition_hint(stderr: str, partition_names: Callable[[], Sequence[str]]) -
 
 
 def is_unknown_job(stderr: str) -> bool:
-    """Whether the job is unknown to Slurm, according to its error."""
+    """Whether the job is unknown to Slurm, according to Slurm's error."""
     return "Invalid job id" in stderr or "Invalid job array specification" in stderr
 
 

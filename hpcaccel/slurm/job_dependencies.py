@@ -39,7 +39,7 @@ def dependency_text(after: Sequence[Mapping[str, str]], also: str | None) -> str
 
     Args:
         after: ``launch.after`` of a run's ``spec.json``: entries with ``kind`` and ``run``, a directory.
-        also: a Slurm dependency set by the user.
+        also: a Slurm dependency that the user has set, if any.
     """
     parts = [part for one in after if (part := _part(one["kind"], RunDir(one["run"])))]
     return ",".join([*parts, *([also] if also else [])])
@@ -50,7 +50,7 @@ def _part(kind: str, run: RunDir) -> str:
     jobs, links = record.get("job_ids", []), record.get("links", [])
     if is_settled(run) or not jobs:
         return ""
-    if jobs[-1] in links:  # the dependent job checks whether the chain succeeded, when the last job has ended
+    if jobs[-1] in links:  # afterwards, the dependent job itself checks whether the chain succeeded
         return "afterany:" + ":".join(links[links.index(jobs[-1]) :])
     return f"{kind}:{jobs[-1]}"
 
@@ -67,7 +67,7 @@ def is_settled(run: RunDir) -> bool:
 
 
 def ended_well(run: RunDir) -> bool:
-    """Whether the run is over and succeeded, according to its ledger."""
+    """Whether the run has ended successfully, according to its ledger."""
     last = _settled_end(run)
     return last is not None and last.decision == "end" and last.reason in _SUCCESSFUL_REASONS
 

@@ -234,7 +234,7 @@ class StartEstimate:
     """A host list."""
     partition: str = ""
     refusal: str = ""
-    """Slurm's error if it would reject the job."""
+    """Slurm's error message if Slurm would reject the job."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A command is a list of arguments, not a line for a shell. Slurm reads defaults and filters for every command from
 environment variables, and sets about a hundred more inside a job. Queries must give the same output for every user, and
-a job submitted from inside another job must not inherit its size and layout. Both kinds of variables are removed here.
+a job submitted from inside another job must not inherit the size and layout of that job. This module therefore removes
+both kinds of variables.
 """
 
 from __future__ import annotations

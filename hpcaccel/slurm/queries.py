@@ -1,4 +1,4 @@
-"""Read-only queries: jobs in queue, controller and accounting; partitions, nodes, configuration and accounts."""
+"""Read-only queries for jobs (in queue, controller and accounting), partitions, nodes, configuration and accounts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["STEP", "Queries", "is_script"]
 STEP = re.compile(r"\d+|batch|extern|interactive")
 """Valid step ids."""
 _MAX_LIST_BYTES = 100_000
-"""Maximum size in bytes of the job ids in one argument (Linux allows 128 KiB). Beyond it squeue lists all jobs."""
+"""Maximum size in bytes of the job ids in one argument (Linux allows 128 KiB). For more ids, squeue lists all jobs."""
 _ASSOCIATION_COLUMNS = (
     "DefaultAccount,Cluster,Account,Partition,DefaultQOS,QOS,MaxJobs,MaxSubmit,MaxWall,MaxTRES,GrpTRES"
 )
@@ -41,7 +41,7 @@ _QOS_COLUMNS = (
 class Queries(Programs):
     """Slurm's read-only commands as methods.
 
-    They raise SlurmCommandError if the program fails, and ClusterError if it is not installed.
+    The methods raise SlurmCommandError if Slurm's program fails, and ClusterError if it is not installed.
     """
 
     # -- jobs -----------------------------------------------------------------------------------------------------
@@ -99,7 +99,8 @@ class Queries(Programs):
     def workers_of_script(self, script: Path) -> dict[int, str]:
         """The newest array task (``46_3``) of each worker of a sweep's script, by worker index.
 
-        ``%o`` ends with the script's argument, if it has one: the worker index of the array's task 0 (default: 0).
+        squeue's ``%o`` is the script's path and its argument, if it has one: the worker index of the array's task 0
+        (default: 0).
         """
         command = ["squeue", "--me", "--array", "--noheader", "--states=all", "--format=%F|%K|%o"]
         found: dict[int, str] = {}
@@ -119,7 +120,7 @@ class Queries(Programs):
         return parse_waiting(self._output([*command, f"--partition={','.join(partitions)}"]))
 
     def accounting(self, job_ids: Sequence[str]) -> dict[str, AccountingEntry]:
-        """The newest record of each job; an array's id stands for all its tasks. {} without accounting."""
+        """The newest record of each job; an array's id stands for all its tasks. Empty if there is no accounting."""
         if not job_ids:
             return {}
         listed = ",".join(dict.fromkeys(address(job_id) for job_id in job_ids))
@@ -127,7 +128,7 @@ class Queries(Programs):
         return {} if output is None else parsing.accounting_entries(output)
 
     def step_state(self, job_id: str, step_id: str | int) -> JobState | None:
-        """State of a step in the accounting, which lags by some seconds; None without such a step or accounting."""
+        """State of a step in the accounting, which lags by some seconds; None if it has no such step or is disabled."""
         if not STEP.fullmatch(str(step_id)):
             raise ValueError(f"{step_id!r} is not a step ID: use a number such as 0, or batch, extern, interactive")
         output = self._sacct("--format=State", f"--jobs={address(job_id)}.{step_id}")
@@ -170,17 +171,17 @@ class Queries(Programs):
         return site_parsing.records(self._output(["scontrol", "--oneliner", "show", "node"]), "NodeName")
 
     def associations(self, user: str) -> list[Association]:
-        """The accounts that a user may charge; [] without accounting."""
+        """The accounts that a user may charge; empty if the cluster has no accounting."""
         what = [*_of_user(user), f"format={site_parsing.ASSOCIATION_FORMAT}"]
         output = None if self._lacks("sacctmgr") else self._sacctmgr(*what, options=["--noheader"])
         return [] if output is None else site_parsing.associations(output)
 
     def association_table(self, user: str) -> list[dict[str, str]] | None:
-        """The user's associations with their limits, by sacctmgr's column names; None without accounting."""
+        """The user's associations with their limits, by sacctmgr's column names; None if there is no accounting."""
         return self._table(*_of_user(user), f"format={_ASSOCIATION_COLUMNS}")
 
     def qos_table(self) -> list[dict[str, str]] | None:
-        """All QOS with their limits, by sacctmgr's column names; None without accounting."""
+        """All QOS with their limits, by sacctmgr's column names; None if there is no accounting."""
         return self._table("qos", f"format={_QOS_COLUMNS}")
 
     def has_pyxis(self) -> bool:

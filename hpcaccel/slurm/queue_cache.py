@@ -1,13 +1,13 @@
-"""Cache of the queue: one squeue for all jobs of the user, shared between all of the user's processes.
+"""Cache of the queue: the output of one squeue for all jobs of the user, shared by all of the user's processes.
 
-By default, a result is valid for a minute (``HPCACCEL_QUEUE_SECONDS``). When it expires, one of the processes that
-need it runs squeue, and the others wait for the new result. After hpcaccel has changed the queue, only later results
-are valid.
+By default, a result is valid for a minute (``HPCACCEL_QUEUE_SECONDS``). After that, one of the processes that need a
+result runs squeue, and the others wait for the new result. After hpcaccel has changed the queue, only results of later
+queries are valid.
 
-A job that squeue does not list is not necessarily gone: squeue may have failed, or the controller has just started. For
-such jobs sacct runs once, then scontrol for jobs without an end in the accounting. If the controller has no record of
-the job, it is gone only if it was last seen more than ``MinJobAge`` ago: the time for which Slurm keeps an ended job,
-see slurm.conf(5). Otherwise its state is unknown.
+A job that squeue does not list is not necessarily gone: squeue may have failed, or the controller may just have
+started. sacct then runs once for all such jobs, and scontrol for those without an end in the accounting. If the
+controller has no record of a job, the job is gone only if it was last seen more than ``MinJobAge`` ago: the time for
+which Slurm keeps an ended job, see slurm.conf(5). Otherwise the state of the job is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["SECONDS_VARIABLE", "CachedJob", "CachedJobs", "Queue"]
 SECONDS_VARIABLE = "HPCACCEL_QUEUE_SECONDS"
 DEFAULT_SECONDS = 60.0
 PAUSE_SECONDS = 2.0
-"""Shortest time between two runs of squeue, however often the queue changes; shorter if results expire sooner."""
+"""Shortest time between two runs of squeue, however often the queue changes; less if results expire sooner."""
 QUERY_TIMEOUT_SECONDS = 20.0
 """Time limit of one command."""
 PATIENCE_SECONDS = 10.0
@@ -45,7 +45,7 @@ class CachedJob:
     reason: str = ""
     """Slurm's reason why the job is pending or why it ended."""
     gone: bool = False
-    """Slurm has purged the job; how it ended is unknown."""
+    """Whether Slurm has purged the job, so that it is unknown how the job ended."""
     at: float = 0.0
     """Time of the result, in seconds since the epoch."""
     words: str = ""
@@ -58,7 +58,7 @@ class CachedJobs:
 
     jobs: dict[str, CachedJob]
     asked: float
-    """When the squeue that returned this result started, in seconds since the epoch; 0.0: none has succeeded yet."""
+    """When the squeue that returned this result started, in seconds since the epoch; 0.0 if none has succeeded yet."""
     note: str = ""
     """Why the result is older than requested, for users; empty if the result is new enough."""
 
@@ -94,9 +94,9 @@ class Queue:
         If Slurm does not respond, the last result is returned with a note.
 
         Args:
-            after: seconds since the epoch; only results of queries after this time are used. Default: the last change
-                that hpcaccel made for this user, or the submission of a job without a result if that is later. 0.0: any
-                valid result (for frequent calls).
+            after: seconds since the epoch; only results of queries after this time are used. Default: the time of the
+                last change that hpcaccel made to the user's queue, or of the submission of a job without a result,
+                whichever is later. With 0.0, any valid result is used (for frequent calls).
             submitted: latest possible submission time of each job. A job does not count as gone before ``MinJobAge``
                 has passed since then.
         """
@@ -114,7 +114,7 @@ class Queue:
         """Number of calls of each of Slurm's programs so far, by all processes together."""
         return dict(self._file.read().questions)
 
-    # -- is it new enough? ---------------------------------------------------------------------------------------
+    # -- is a result new enough? ---------------------------------------------------------------------------------
 
     def _since(self, cache: CachedQueue, wanted: Mapping[str, float]) -> float:
         changed = self._files.changed() if self._files is not None else 0.0
@@ -136,7 +136,7 @@ class Queue:
         missing = []
         for one, submitted in wanted.items():
             if one in cache.jobs or submitted >= cache.asked:
-                continue  # submitted after that query: the next one lists it
+                continue  # submitted after that query: the next query lists it
             found = cache.finding(one, submitted=submitted)
             if found is None or not (found.settled or self._is_fresh(found.at, since)):
                 missing.append(one)
@@ -145,7 +145,7 @@ class Queue:
     # -- queries --------------------------------------------------------------------------------------------------
 
     def _in_turn(self, wanted: Mapping[str, float], since: float, cache: CachedQueue) -> tuple[CachedQueue, bool]:
-        """The cache after a query by this or another process, and whether waiting for the other process timed out."""
+        """Query Slurm, or wait for another process's query. Returns the cache, and whether that wait timed out."""
         if self._files is None:
             self._query(cache, wanted, since)
             return cache, False
@@ -232,6 +232,6 @@ def _cached_job(cache: CachedQueue, job_id: str, submitted: float, note: str) ->
 
 
 def _clock(when: float) -> str:
-    """Clock time, with the date if it is not today. An age would make the message change with every call."""
+    """Clock time, with the date if it is not today. (An age instead would make the message change with every call.)"""
     today = time.strftime("%F") == time.strftime("%F", time.localtime(when))
     return time.strftime("%H:%M:%S" if today else "%F %H:%M", time.localtime(when))

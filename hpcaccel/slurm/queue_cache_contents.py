@@ -25,7 +25,7 @@ VERSION = 1
 KEPT_SECONDS = 14 * 86400.0
 """How long results for jobs that have left the queue are kept."""
 SETTLED_SECONDS = 900.0
-"""Age after which the end of a job in the accounting is final: a requeue would have been recorded by then."""
+"""Time after a job's end in the accounting from which on this end is final: a requeue would be recorded by then."""
 MOST_SINGLE = 10
 """Maximum number of jobs for which scontrol runs in one query; the rest wait for the next query."""
 DEFAULT_MIN_JOB_AGE = 300.0
@@ -49,7 +49,7 @@ class JobQueryResult:
     state: JobState = JobState.UNKNOWN
     reason: str = ""
     forgotten: bool = False
-    """Slurm has no such job, and it was last seen more than MinJobAge ago, so Slurm may have purged it."""
+    """Whether Slurm has no such job, and it was last seen more than MinJobAge ago, so that Slurm may have purged it."""
     at: float = 0.0
     end_time: float | None = None
 
@@ -96,7 +96,7 @@ class CachedQueue:
         self.found = {one: found for one, found in self.found.items() if asked - found.at < KEPT_SECONDS}
 
     def finding(self, job_id: str, *, submitted: float) -> JobQueryResult | None:
-        """The query result for the job submitted at ``submitted``; None if there is none.
+        """The result of a single-job query for the job submitted at ``submitted``; None if there is none.
 
         Results of an earlier job with the same id are ignored: ids restart when a cluster is reinstalled.
         """
@@ -114,7 +114,7 @@ class CacheFile:
     """Reads and writes the cache of one cluster.
 
     Args:
-        path: the cache file; None: the cache is not shared and lives as long as this object.
+        path: the cache file; None means that the cache is not shared and lives as long as this object.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -123,8 +123,8 @@ class CacheFile:
         self._signature: tuple[int, int] | None = None
 
     def read(self) -> CachedQueue:
-        """The newest contents; those of the last read if the file cannot be opened, empty if it is damaged. Returns the
-        same object while the file is unchanged."""
+        """The newest contents; those of the last read if the file cannot be opened; empty contents if it is damaged.
+        Returns the same object while the file is unchanged."""
         if self._path is None:
             return self._last
         try:
@@ -175,7 +175,8 @@ def _with_state(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def look_up(slurm: Slurm, cache: CachedQueue, job_ids: Sequence[str], *, pause_seconds: float) -> None:
-    """Store a result in ``cache`` for each of ``job_ids``: one sacct for all, then scontrol for jobs without an end.
+    """Query single jobs: run sacct once for all ``job_ids``, then scontrol for those without an end in the accounting.
+    A result for each job is stored in ``cache``.
 
     Args:
         pause_seconds: time after a failed sacct during which sacct is not run again.
@@ -235,7 +236,7 @@ def _alive_at(cache: CachedQueue, job_id: str) -> float:
 
 
 def _min_job_age(slurm: Slurm, cache: CachedQueue) -> float:
-    """How long Slurm keeps an ended job, in seconds; 0: forever."""
+    """How long Slurm keeps an ended job, in seconds; 0 means forever."""
     now = time.time()
     if now - cache.min_job_age_asked > CONFIGURATION_SECONDS:
         cache.count("scontrol")

@@ -54,7 +54,7 @@ class QueueCacheFiles:
 
     @property
     def change(self) -> Path:
-        """Time of the last change that hpcaccel made to the queue for this user; older results are outdated."""
+        """File with the time of the last change that hpcaccel made to this user's queue; older results are outdated."""
         return self.folder / f"{self.key}.changed"
 
     def changed(self) -> float:
@@ -66,7 +66,7 @@ class QueueCacheFiles:
 
 
 def shared_files() -> QueueCacheFiles | None:
-    """The files of this user and cluster. Creates their folder; None if it cannot be created or is another user's."""
+    """The files of this user and cluster. Creates their folder; returns None if that fails or it is another user's."""
     folder = state_home() / "hpcaccel" / "queue"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,7 +99,7 @@ def query_turn(lock: Path, *, has_result: Callable[[], bool], patience_seconds: 
         patience_seconds: longest wait for the lock.
 
     Yields:
-        True if this process is to query Slurm; False if another one has stored a result, or the wait timed out.
+        True if this process is to query Slurm; False if another process has stored a result, or the wait timed out.
     """
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -84,7 +84,7 @@ def listed(text: str | None) -> list[str]:
 
 
 def seconds(text: str | None) -> int | None:
-    """Seconds of ``30 sec``, ``2 min``, ``1-00:00:00``; None for no limit, an empty string or another value."""
+    """A duration such as ``30 sec``, ``2 min`` or ``1-00:00:00`` in seconds; None for any other text."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+)\s*(sec|min|hour|day)s?", text.strip())
@@ -94,7 +94,7 @@ def seconds(text: str | None) -> int | None:
 
 
 def minutes(text: str | None) -> int | None:
-    """Minutes of a limit (``1-00:00:00``, ``30`` minutes, ``5 min``); None for UNLIMITED, NONE, an empty string."""
+    """A limit such as ``1-00:00:00``, ``5 min`` or ``30`` (minutes) in minutes; None for any other text (UNLIMITED)."""
     if text is None:
         return None
     if text.strip().isdigit():
@@ -104,7 +104,7 @@ def minutes(text: str | None) -> int | None:
 
 
 def count(text: str | None) -> int | None:
-    """An integer; a size such as ``20000M`` or ``750G`` in megabytes; None for UNLIMITED, N/A, an empty string."""
+    """An integer, or a size such as ``20000M`` or ``750G`` in megabytes; None for any other text (UNLIMITED, N/A)."""
     if text is None or text.strip() in _UNLIMITED:
         return None
     match = re.match(r"(\d+)([MGT]?)", text.strip())

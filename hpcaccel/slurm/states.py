@@ -73,7 +73,7 @@ class JobState(str, Enum):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the job has ended according to this record. A PREEMPTED job may have a newer record: PENDING."""
+        """Whether the job has ended according to this record. A PREEMPTED job may have a newer, PENDING record."""
         return self in _ENDED
 
 
@@ -169,7 +169,7 @@ class JobInfo:
     submit_time: float | None = None
     """When the job was last queued; a requeue changes this time."""
     start_time: float | None = None
-    """Newest start; for a pending job the expected start."""
+    """Time of the newest start; for a pending job, of the expected start."""
     end_time: float | None = None
     """When Slurm will kill the job, or when it ended. A preemption or a new time limit changes it."""
     time_limit_seconds: int | None = None
@@ -189,7 +189,7 @@ class JobInfo:
 
     @property
     def address(self) -> str:
-        """Id of exactly this job or task on Slurm's command lines."""
+        """The id that stands for exactly this job or task on the command lines of Slurm's programs."""
         if self.array_job_id is not None and self.array_task_id is not None:
             return f"{self.array_job_id}_{self.array_task_id}"
         return self.job_id
@@ -256,7 +256,7 @@ class PartitionInfo:
     gpus_per_node: int = 0
     gpu_types: tuple[str, ...] = ()
     time_limit_seconds: int | None = None
-    """None: no limit."""
+    """None if there is no limit."""
     default_time_seconds: int | None = None
     preempt_mode: str = ""
     priority_tier: int = 0

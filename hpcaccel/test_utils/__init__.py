@@ -1,7 +1,8 @@
 """Accelerate's import path for test helpers. Importing a helper that is made for Accelerate's own tests raises an
-ImportError with replacements.
+ImportError that names replacements.
 
-The submodules (``testing``, ``training``) are created at import by ``compat.import_paths``; they have no files.
+The submodules (``testing``, ``training``) have no files: ``hpcaccel.runtime.compat.import_paths`` creates them when
+they are imported.
 """
 
 from hpcaccel.runtime.compat.import_paths import find_in_test_utils as __getattr__  # noqa: F401

@@ -1,8 +1,8 @@
-"""The names of Accelerate's ``utils`` that hpcaccel supports. Importing any of the others raises an error with the
-reason.
+"""The names of Accelerate's ``utils`` that hpcaccel supports. Importing any other name of Accelerate's ``utils`` raises
+an error that gives the reason.
 
-The submodules (``hpcaccel.utils.operations`` and others) are created at import by ``compat.import_paths``; they have no
-files.
+The submodules (``hpcaccel.utils.operations`` and others) have no files: ``hpcaccel.runtime.compat.import_paths``
+creates them when they are imported.
 """
 
 from hpcaccel.checkpoint_files.weight_files import MODEL_NAME as MODEL_NAME

@@ -28,7 +28,7 @@ __all__ = ["open_dcp", "open_files"]
 
 
 def open_files(path: Path, part: str | None) -> WeightSource:
-    """Open a weight file, or a directory's weight files. The directory must contain at least one.
+    """Open a weight file, or all weight files of a directory. A directory must contain at least one weight file.
 
     Args:
         part: see ``weights.model_in``.

@@ -44,7 +44,8 @@ def open_ours(path: Path, number: int | None) -> WeightSource:
     """Open the weights of model ``number``, counted from 0. With None, the checkpoint must contain exactly one model.
 
     Raises:
-        CheckpointError: there is no such model, None does not select one, or the script's save hook saved it.
+        CheckpointError: there is no such model, ``number`` is None but there is not exactly one model, or the script's
+            save hook saved the model in its own format.
     """
     contents = Contents(path)
     models = contents.tree["models"]
@@ -80,7 +81,7 @@ def read_tensor(contents: Contents, key: str) -> torch.Tensor:
     """A whole tensor, assembled from its chunks.
 
     Raises:
-        Damaged: its bytes differ from the committed ones.
+        Damaged: the tensor's bytes differ from the committed ones.
     """
     stored = contents.tensors[key]
     target = torch.empty(stored.shape, dtype=dtype_of(stored.dtype))
@@ -104,8 +105,8 @@ def whole_state(contents: Contents) -> dict[str, Any]:
     """The complete training state as nested dicts of plain values, in which each tensor is a ``Weight``.
 
     Returns:
-        ``models`` and ``optimizers`` in the layout that ``load_state_dict`` expects, ``schedulers``, ``scaler``,
-        ``objects``, ``ranks`` with each rank's own state, and ``manifest``.
+        A dict: ``models`` and ``optimizers`` in the layout that ``load_state_dict`` expects, ``schedulers``,
+        ``scaler``, ``objects``, ``ranks`` with each rank's own state, and ``manifest``.
     """
     tree, plain = contents.tree, _Plain(contents)
     return {
@@ -185,7 +186,7 @@ def _scalar(value: Any) -> Any:
 
 
 def write_ours(target: Path, source: WeightSource, *, origin: str, wrote: Callable[[int], None]) -> list[str]:
-    """Write a checkpoint that contains only a model's weights, from which training can start.
+    """Write an hpcaccel checkpoint that contains only a model's weights. Training can start from it.
 
     Args:
         origin: kind and path of the source, for the manifest.

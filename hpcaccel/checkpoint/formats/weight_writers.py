@@ -1,8 +1,8 @@
-"""Streaming writers of safetensors and ``torch.load`` files, which keep one tensor in memory at a time.
+"""Streaming writers of safetensors and ``torch.save`` files: they keep only one tensor in memory at a time.
 
-The libraries' own functions need all tensors in memory. For safetensors see
-https://huggingface.co/docs/safetensors. A ``torch.save`` file is a zip archive: ``data.pkl`` with the nested values,
-in which each tensor refers to a storage, and one record per storage, aligned so that it can be memory-mapped.
+The libraries' own functions need all tensors in memory. https://huggingface.co/docs/safetensors describes the
+safetensors format. A ``torch.save`` file is a zip archive. Its record ``data.pkl`` contains the nested values, in which
+each tensor refers to a storage. Each storage has its own record, aligned so that it can be memory-mapped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALIGNMENT_BYTES = 64
 _PADDING_ID = b"FB"
 """Id of the extra field that torch uses for padding."""
 _LOCAL_HEAD_BYTES, _ZIP64_BYTES = 30, 20
-"""Size of a record's header in a zip archive (without name and extra fields), and of the extra field for zip64."""
+"""Size in bytes of a record's header in a zip archive (without name and extra fields), and of its zip64 extra field."""
 _ROOT = "archive"
 
 _STORAGES: dict[torch.dtype, type] = {
@@ -53,7 +53,7 @@ _STORAGES: dict[torch.dtype, type] = {
     torch.complex128: torch.ComplexDoubleStorage,
     torch.complex64: torch.ComplexFloatStorage,
 }
-"""Storage class in the file for each dtype; newer dtypes have none and use untyped storages."""
+"""The storage class that represents each dtype in the file. Newer dtypes have none and use untyped storages."""
 
 
 # -- safetensors
@@ -68,7 +68,7 @@ def write_safetensors(
 
     Args:
         target: a directory; created if it does not exist.
-        max_shard_bytes: maximum bytes of tensors per file; a larger tensor gets its own file.
+        max_shard_bytes: maximum total size in bytes of the tensors in one file; a larger tensor gets its own file.
         wrote: called with the size in bytes of each tensor after it is written.
 
     Returns:
@@ -149,9 +149,10 @@ class _Storage:
 
 
 def write_torch(target: Path, value: Any, *, wrote: Callable[[int], None]) -> None:
-    """Write a file for ``torch.load`` from nested dicts, lists and plain values in which tensors are ``Weight``.
+    """Write a file that ``torch.load`` can read.
 
     Args:
+        value: nested dicts, lists and plain values, in which each tensor is a ``Weight``.
         wrote: called with the size in bytes of each tensor after it is written.
 
     Raises:

@@ -26,7 +26,7 @@ _SHOWN = 12
 
 @dataclass(eq=False, frozen=True)
 class Weight:
-    """A tensor that is read on demand. ``read`` returns it contiguous and on the CPU; ``ties`` are its other names."""
+    """A tensor that is read on demand. ``read`` returns a contiguous CPU tensor; ``ties`` are its other names."""
 
     name: str
     dtype: torch.dtype
@@ -41,7 +41,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class WeightSource:
-    """A model to convert. ``extra`` holds its non-tensor entries; ``notes`` list what is left out."""
+    """A model to convert. ``extra`` holds its non-tensor entries; ``notes`` are messages about what is left out."""
 
     kind: str
     weights: list[Weight]
@@ -67,13 +67,13 @@ def model_in(saved: Mapping[Any, Any], part: str | None, where: object) -> dict[
     """The model in saved nested dicts, as a flat dict with dotted names.
 
     Args:
-        part: keys that lead to the model, separated by dots. None: ``saved`` itself if it is flat, else the entry at
-            ``model``, ``module``, ``state_dict`` or ``model_state_dict``.
+        part: keys that lead to the model, separated by dots. None selects ``saved`` itself if it is flat, else its
+            entry ``model``, ``module``, ``state_dict`` or ``model_state_dict``.
         where: the file or directory, for error messages.
 
     Raises:
-        CheckpointError: there is no dict or list at ``part``; or, with None, ``saved`` has none or several of these
-            keys.
+        CheckpointError: there is no dict or list at ``part``; or ``part`` is None, and ``saved`` has none or several of
+            these four entries.
     """
     if part is not None:
         return _flat(_at(saved, part, where))
