@@ -166,7 +166,7 @@ def restore_rng(state: dict[str, Any], device: torch.device | str | None = None)
 
 
 def fresh_rng(seed: int, device: torch.device | str | None = None) -> dict[str, Any]:
-    """Seed the generators that ``capture_rng`` captures with ``seed``, and return their state."""
+    """Use ``seed`` to seed the generators that ``capture_rng`` captures, and return their state."""
     random.seed(seed)
     torch.manual_seed(seed)
     numpy: Any = sys.modules.get("numpy")

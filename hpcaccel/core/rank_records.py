@@ -42,7 +42,7 @@ class Save:
     step: int
     reason: str = ""
     stall_seconds: float
-    """How long the save blocked training on rank 0: all the time, unless the save ran in the background."""
+    """How long the save blocked training on rank 0: until its commit, unless the save ran in the background."""
     seconds: float
     """From the start of the save to its commit."""
     bytes: int

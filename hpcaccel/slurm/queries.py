@@ -59,7 +59,7 @@ class Queries(Programs):
         """Pending, running and ending jobs by id, with one entry per array task (``46_3``), from a single squeue.
 
         Args:
-            job_ids: only these jobs (an array's id stands for all its tasks); None: all jobs of this user.
+            job_ids: return only these jobs (an array's id stands for all its tasks); None returns all of this user's.
             include_ended: include ended jobs that the controller still has (for some minutes).
         """
         # Query all states and filter below: the names that --states accepts depend on the version.
@@ -163,11 +163,11 @@ class Queries(Programs):
         return site_parsing.failed_nodes(self._output(command))
 
     def partition_records(self) -> list[dict[str, str]]:
-        """``scontrol show partition``: every partition visible to this user, with Slurm's keys."""
+        """Every partition visible to this user, from ``scontrol show partition``, with Slurm's keys."""
         return site_parsing.records(self._output(["scontrol", "--oneliner", "show", "partition"]), "PartitionName")
 
     def node_records(self) -> list[dict[str, str]]:
-        """``scontrol show node``: every node visible to this user, with Slurm's keys."""
+        """Every node visible to this user, from ``scontrol show node``, with Slurm's keys."""
         return site_parsing.records(self._output(["scontrol", "--oneliner", "show", "node"]), "NodeName")
 
     def associations(self, user: str) -> list[Association]:
