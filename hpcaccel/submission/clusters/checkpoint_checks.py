@@ -99,7 +99,7 @@ def _attempts(run: RunDir) -> list[int]:
 
 
 def _saves(run: RunDir, attempts: Sequence[int]) -> tuple[int | None, float | None]:
-    """Bytes of the last save and seconds of the slowest save, in the newest attempt that saved."""
+    """Returns the bytes of the last save and the seconds of the slowest save, in the newest attempt that saved."""
     for attempt in attempts:
         lines = [line for line, _ in read_lines(run.saves(attempt)) if "bytes" in line and "seconds" in line]
         if lines:

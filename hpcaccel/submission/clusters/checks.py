@@ -80,7 +80,7 @@ def advice_or_refusal(
 
 
 def way_out(facts: SiteFacts, *, can_leave_aside: bool = True) -> str:
-    """What to do if the cluster has changed since it was probed."""
+    """A hint for the user: what to do if the cluster has changed since it was probed."""
     ignore = ", or ignore its stored facts with --no-facts" if can_leave_aside else ""
     name = facts.name
     return f"if cluster {name!r} has changed since it was probed, run `hpcaccel cluster probe {name}`{ignore}"

@@ -50,13 +50,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], label: str = "has") -> str:
-    """``(has: gpu, debug)``, truncated if there are many."""
+    """The names in parentheses, such as ``(has: gpu, debug)``, truncated if there are many."""
     rest = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"({label}: {', '.join(names[:_SHOWN]) or 'none'}{rest})"
 
 
 def nearest(word: str, names: Sequence[str]) -> str:
-    """``. Did you mean 'gpu'?``; "" if no name is similar to ``word``."""
+    """A suggestion, such as ``. Did you mean 'gpu'?``; "" if no name is similar to ``word``."""
     match = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f". Did you mean {match[0]!r}?" if match else ""
 

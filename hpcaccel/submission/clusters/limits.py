@@ -172,7 +172,7 @@ def _known(most: int | None, whose: str) -> list[_Limit]:
 
 
 def _time(spec: JobSpec, limits: list[_Limit]) -> Iterator[Finding]:
-    """An error if the job's time exceeds the limit.
+    """An error if the job's time exceeds the lowest of ``limits``.
 
     Slurm checks the shortest time that the job accepts: ``time_min`` if set, else ``time``.
     """

@@ -130,7 +130,7 @@ def _parts(text: str) -> Iterator[Part]:
 
 
 def _version(text: str | None) -> str | None:
-    """``apptainer version 1.3.4-1.el9`` → 1.3.4-1.el9."""
+    """The version in a program's output: ``apptainer version 1.3.4-1.el9`` → 1.3.4-1.el9."""
     match = re.search(r"\d+(?:\.\w+)+(?:[-+][\w.]+)*", text or "")
     return match[0] if match else None
 

@@ -14,7 +14,7 @@ __all__ = ["SENT_COMMIT", "SENT_FROM", "GitState", "git_state", "packages", "sub
 
 SENT_COMMIT, SENT_FROM = "HPCACCEL_SENT_COMMIT", "HPCACCEL_SENT_FROM"
 """Environment variables that are set for code from another machine: the git commit of the code, with a trailing + if
-there are uncommitted changes; and the ``user@host:/directory`` from which it was submitted."""
+there are uncommitted changes; and the ``user@host:/directory`` from which the run was submitted."""
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,7 @@ def python_of_ranks(spec: JobSpec) -> str | None:
 # -- secrets ----------------------------------------------------------------------------------------------------------
 
 SecretSource = Callable[[Sequence[str]], Mapping[str, str]]
-"""Takes the names of secrets that this process's environment lacks; returns values by name, and may omit some."""
+"""A function that takes the names of missing secrets and returns their values by name; it may omit some."""
 
 _SECRETS: ContextVar[SecretSource | None] = ContextVar("_SECRETS", default=None)
 

@@ -174,14 +174,14 @@ def _is_ours(module: str) -> bool:
 
 
 def _first_name(node: ast.expr) -> str | None:
-    """``a`` of ``a.b.c``."""
+    """The first name of a dotted expression: ``a`` of ``a.b.c``."""
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else None
 
 
 def _name(node: ast.expr) -> str | None:
-    """``import_module`` of ``importlib.import_module``."""
+    """The last name of a dotted expression: ``import_module`` of ``importlib.import_module``."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
 
 

@@ -100,7 +100,7 @@ def backend_named(name: Literal["slurm", "local"], slurm: Slurm | None = None) -
 
 
 def ranges(indices: Sequence[int]) -> str:
-    """``0-3,7`` for 0, 1, 2, 3, 7."""
+    """The value of sbatch's --array for the indices: ``0-3,7`` for 0, 1, 2, 3, 7."""
     parts: list[list[int]] = []
     for index in sorted(indices):
         if parts and parts[-1][-1] == index - 1:

@@ -260,13 +260,13 @@ def _jobs(run: RunDir) -> set[str]:
 
 
 def tasks_of(run: RunDir) -> list[RunDir]:
-    """The tasks of an array."""
+    """The tasks of an array; [] for other runs."""
     size = None if isinstance(run, SweepDir) else read_record(run).array_size
     return [run.task(index) for index in range(size or 0)]
 
 
 def plain_job_id(job_id: str) -> str:
-    """``123`` of ``123_4``."""
+    """A job id without its task index: ``123`` of ``123_4``."""
     return job_id.partition("_")[0]
 
 

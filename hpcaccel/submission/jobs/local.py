@@ -37,7 +37,7 @@ _RANK_NAMES = {
 _KEPT = {"SLURM_CONF"}
 _GATE = ("bash", "-c", 'IFS= read -r go || exit; exec "$@" < /dev/null', "bash")
 """Starts the job when a line arrives on stdin, which is sent once the job is recorded. If the submitting process is
-killed before, stdin ends and the job does not start."""
+killed before that, stdin ends and the job does not start."""
 
 
 @dataclass(frozen=True, kw_only=True)

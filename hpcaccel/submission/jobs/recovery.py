@@ -114,7 +114,7 @@ def recover_interrupted(submission: JobSubmission) -> bool:
 
     Raises:
         ClusterError, SlurmCommandError: the queue cannot be read.
-        SubmitUnderway: Slurm may still show the job; only if ``submission`` does not wait.
+        SubmitUnderway: the job may yet appear in the queue, and ``submission`` does not wait.
     """
     earlier = submission.interrupted()
     if earlier is None:
@@ -154,7 +154,7 @@ def arrived_jobs(submission: JobSubmission, earlier: Intent) -> list[str]:
 
     Raises:
         ClusterError, SlurmCommandError: the queue cannot be read.
-        SubmitUnderway: Slurm may still show the job; only if ``submission`` does not wait.
+        SubmitUnderway: the job may yet appear in the queue, and ``submission`` does not wait.
     """
     if read_record(submission.run).backend == "local":
         return sorted({plain_job_id(job_id) for job_id in _local_jobs(submission.run, earlier).values()})

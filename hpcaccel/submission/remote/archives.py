@@ -38,7 +38,7 @@ __all__ = ["Archive", "archive", "archived", "pins", "progress", "send"]
 
 CHUNK_BYTES = 1 << 17
 _MTIME = 315_532_800
-"""1980, so that the same files give the same archive, independent of their checkout time."""
+"""Modification time of all files in an archive (1980), so that the same files always give the same archive."""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ USUAL = ("val_loss", "eval_loss", "valid_loss", "loss")
 def best_of(run: RunDir, committed: Sequence[tuple[int, Path]], *, metric: str | None, largest: bool) -> Path:
     """The checkpoint with the smallest (or largest) ``metric``.
 
-    The value of a checkpoint is the last one logged at or before its step.
+    The value of a checkpoint is the last value logged at or before its step.
 
     Raises:
         UserError: no value of the metric was logged at or before the step of any checkpoint.

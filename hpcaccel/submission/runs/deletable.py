@@ -130,9 +130,10 @@ def origins(cache: CachedOverview | None = None) -> dict[Path, str]:
 class Origins:
     """The result of ``origins``, cached for many deletions: reading all runs before each deletion could take hours.
 
-    If a reading takes T, the result is at most 2 T or T + 1 s old, whichever is longer. It can miss a run that was
-    submitted in that time with a path in ``checkpoint.resume``; even a reading before each deletion would leave a gap
-    of T. With ``--from`` there is no gap: this option pins the checkpoint, and pins are read at each deletion.
+    If a reading takes T, the result is at most 2 T or T + 1 s old, whichever is longer. The result can miss a run
+    that was submitted in that time with a path in ``checkpoint.resume``; even a reading before each deletion would
+    leave a gap of T. With ``--from`` there is no gap: this option pins the checkpoint, and pins are read at each
+    deletion.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:

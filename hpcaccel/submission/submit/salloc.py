@@ -76,7 +76,7 @@ def of_first_component(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _repeated(text: str) -> Sequence[int]:
-    """``16(x2),8`` is 16, 16, 8."""
+    """Expand Slurm's notation for repeated counts: ``16(x2),8`` is 16, 16, 8."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(number) for number, times in found for _ in range(int(times or 1))]
 
