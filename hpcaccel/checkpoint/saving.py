@@ -51,7 +51,7 @@ class Branch:
         self._base_step = 0
 
     def resume(self, step: int, *, alone: bool) -> None:
-        """Record that this training has loaded ``step``. ``alone`` means that rank 0 saved it without the other ranks."""
+        """Record that this training has loaded ``step``. ``alone`` if rank 0 saved it without the others."""
         self._base_step = step
         (self._lone_steps if alone else self._own_steps).add(step)
 

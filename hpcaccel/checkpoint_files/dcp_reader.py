@@ -34,7 +34,7 @@ _DTYPES = [
 
 @dataclass(frozen=True)
 class DcpLocation:
-    """Location of the archive with a tensor chunk or a non-tensor value.
+    """Location of the archive that contains one tensor chunk or one non-tensor value.
 
     Args:
         transforms: names of the transforms, such as compression, that were applied to the archive.
@@ -240,7 +240,7 @@ def _inside(name: str) -> bool:
 def _check_archive(
     found: Dcp, key: str, at: tuple[int, ...] | None, place: DcpLocation
 ) -> tuple[str | None, str | None]:
-    """Check one archive. Returns the problem, if there is one, and a note if the archive could not be checked."""
+    """Check one archive. Returns a message about a problem, or None; and a note if it could not be checked, or None."""
     file = found.path / place.file
     if not _inside(place.file) or not file.is_file() or file.stat().st_size < place.offset + place.length:
         return None, None  # reported by _file_problems()

@@ -1,7 +1,8 @@
 """Conversion of checkpoints to and from the file formats of other programs.
 
 Sources and targets exchange a ``WeightSource``: a model's tensors by name. Each tensor is read only when it is about to
-be written, so few are in memory at a time; ``torch.save`` files in the format of torch 1.5 and older are loaded whole.
+be written, so few are in memory at a time. Only ``torch.save`` files in the format of torch 1.5 and older are loaded
+whole.
 ``hpcaccel checkpoint convert`` runs ``python -m hpcaccel.checkpoint.formats``.
 """
 
@@ -29,7 +30,7 @@ __all__ = ["ConvertRequest", "convert"]
 
 @dataclass(frozen=True)
 class ConvertRequest:
-    """What to convert: see the options of ``hpcaccel checkpoint convert``."""
+    """What to convert, and how: the fields are the options of ``hpcaccel checkpoint convert``."""
 
     source: str
     target: str
@@ -50,8 +51,8 @@ def convert(
         on_progress: called with the number of bytes written so far, and the total.
 
     Returns:
-        ``files`` (paths of the files written), ``tensors`` (how many), ``bytes`` (of all tensors), and ``notes`` for
-        the user.
+        A dict with ``files`` (paths of the files written), ``tensors`` (number of tensors), ``bytes`` (their total
+        size) and ``notes`` (for the user).
 
     Raises:
         CheckpointError: the source is damaged, of an unknown kind, or does not fit the request; or the target exists.
