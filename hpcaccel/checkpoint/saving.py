@@ -51,12 +51,12 @@ class Branch:
         self._base_step = 0
 
     def resume(self, step: int, *, alone: bool) -> None:
-        """Record that this training has loaded ``step``. ``alone`` if rank 0 saved it without the others."""
+        """Record that this training has loaded ``step``, which rank 0 saved without the other ranks if ``alone``."""
         self._base_step = step
         (self._lone_steps if alone else self._own_steps).add(step)
 
     def add(self, step: int, *, alone: bool) -> None:
-        """Record that this training has committed ``step``. ``alone`` has the same meaning as in ``resume``."""
+        """Record that this training has committed ``step``, which rank 0 saved without the other ranks if ``alone``."""
         (self._lone_steps if alone else self._own_steps).add(step)
         if self._base_step is not None:
             self._base_step = step
