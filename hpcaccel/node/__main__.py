@@ -1,4 +1,5 @@
-"""The program ``node.pyz``: subcommands for the batch step, its processes, the ranks' shims and steps on the nodes."""
+"""The program ``node.pyz``. Its subcommands run the batch step and its child processes, the ranks' shims, and steps on
+the nodes before and after the ranks."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _batch_step(arguments: list[str]) -> int | None:
-    """Subcommands for the batch step, and for the processes that it starts on its own node."""
+    """Run a subcommand of the batch step, or of a process that it starts on its own node. Returns the exit code, or
+    None if ``arguments`` is no such subcommand."""
     match arguments:
         case ["batch", "supervise", directory]:
             from hpcaccel.node.batch import run_batch
@@ -113,7 +115,8 @@ def _supervise_trial(report_to: int) -> NoReturn:
 
 
 def _ranks(arguments: list[str]) -> None:
-    """Subcommands for shims on the nodes, which exec a rank, torchrun, a component or a rank of the full preflight."""
+    """Run the subcommand of a shim, which execs a rank, torchrun, a component or a rank of the full preflight check.
+    Returns only if ``arguments`` is no such subcommand."""
     match arguments:
         case ["rank", directory]:
             from hpcaccel.node.rank import become_program
@@ -134,7 +137,8 @@ def _ranks(arguments: list[str]) -> None:
 
 
 def _node_steps(arguments: list[str]) -> int | None:
-    """Subcommands for steps on the nodes before and after the ranks. Results are JSON lines on standard output."""
+    """Run the subcommand of a step on the nodes before or after the ranks, which prints results as JSON lines. Returns
+    the exit code, or None if ``arguments`` is no such subcommand."""
     match arguments:
         case ["import-image", directory, runtime]:
             from hpcaccel.node.environment.containers import import_for

@@ -89,7 +89,7 @@ class Attempt:
         return verdict
 
     def give_up(self, why: str) -> Verdict:
-        """Record an attempt that starts no ranks because supervisors keep being killed. Returns the verdict."""
+        """Record an attempt whose ranks are not started because supervisors keep being killed. Returns the verdict."""
         self.begin()
         self.stopping.handle_late_cancel()
         verdict = self.decide(1, self.job.scheduler.query(), Failure(cause=cause("supervisor"), detail=why))
@@ -97,7 +97,7 @@ class Attempt:
         return verdict
 
     def begin(self) -> AttemptStart:
-        """Make the attempt's folder, and write the start line to the ledger."""
+        """Make the attempt's folder, and write the start line to the ledger. Returns this line."""
         job = self.job
         job.retry_until_writable(lambda: make_folder(job.run.attempt(self.number), within=job.run.path))
         set_log_file(job.run.supervisor_log(self.number))
@@ -138,8 +138,8 @@ class Attempt:
     # -- before the ranks -----------------------------------------------------------------------------------------
 
     def _prepare_submitit(self) -> None:
-        """For a Python function: remove results of earlier attempts, because submitit accepts any result. Link the
-        pickle under this job's ID, where submitit waits for it: a killed submit command may not have linked it."""
+        """In a run of a Python function: remove the results of earlier attempts, which submitit would accept, and link
+        the pickle under this job's ID, for which submitit waits. A killed submit command may not have made the link."""
         run = self.job.run
         if not self.job.launch.callable:
             return
@@ -149,7 +149,8 @@ class Attempt:
             run.submitit.joinpath(f"{self.job.allocation.job_id}_submitted.pkl").symlink_to(run.call.name)
 
     def _prepare_nodes(self) -> Verdict | None:
-        """Check the disk, import the image, check the nodes, stage the data. Returns a verdict if no rank may start."""
+        """Check the disk, import the image, check the nodes, stage the data. Returns None if the ranks may start, else
+        the verdict."""
         failure = self._wait_for_room() or self._provision.image()
         if failure is None and self.stopping.request is None:
             if (verdict := self._preflight()) is not None:
@@ -161,7 +162,7 @@ class Attempt:
         return self.decide(1, self.job.scheduler.query(), failure)
 
     def _wait_for_room(self) -> Failure | None:
-        """Wait while the disk is full or not writable. Returns the failure if time runs out, else None."""
+        """Wait while the disk is full or not writable. Returns a failure if time runs out, else None."""
         ends = self.job.ledger.ends
         checks = self.job.launch.resilience.preflight != "off"
         wait = wait_before_start(self.job.run, ends[-1] if ends else None, checks=checks)
@@ -171,7 +172,7 @@ class Attempt:
         return None if self.stopping.request is not None else wait.failure()
 
     def _preflight(self) -> Verdict | None:
-        """Check the nodes. Returns a verdict if the ranks must not start on them, else None."""
+        """Check the nodes. Returns None if the ranks may start on them, else the verdict."""
         placement = self.job.placement
         checked = preflight(
             self.job.run,
@@ -231,7 +232,7 @@ class Attempt:
     def conclude(self, code: int) -> Verdict:
         """The verdict on ranks that have ended with exit code ``code``."""
         self.stopping.handle_late_cancel()
-        # A cancel takes effect whatever Slurm reports: no need to repeat a query that fails.
+        # A cancel takes effect whatever Slurm reports, so a query that fails need not be repeated.
         status = self.job.scheduler.query(patient=not self.stopping.cancel_requested)
         # If Slurm terminates the job, its reason takes precedence over the logs, and there is no time to read them.
         explained = status.known and not status.running
@@ -240,7 +241,7 @@ class Attempt:
     def decide(self, code: int, status: JobStatus, failure: Failure | None) -> Verdict:
         """The verdict from all evidence, with the run's caps applied. Excludes the nodes that the verdict names."""
         job = self.job
-        if failure is not None:  # its detail goes into the ledger, the list of excluded nodes and a sweep's journal
+        if failure is not None:  # no secret may get into the ledger, the list of excluded nodes or a sweep's journal
             failure = dataclasses.replace(failure, detail=job.mask(failure.detail))
         excludable, spare = job.placement.excludable(status.failed_nodes or (failure.nodes if failure else ()))
         verdict = decide(
@@ -303,7 +304,7 @@ class Attempt:
             step_state=step_state,
             in_container=launch.container is not None,
         )
-        # Mask before anything is appended: a secret that was truncated is recognised only at the end of a text.
+        # Mask secrets before text is appended: a truncated secret is recognised only at the end of a text.
         return dataclasses.replace(failure, detail=self.job.mask(failure.detail))
 
     def _has_results(self) -> bool:
@@ -312,7 +313,7 @@ class Attempt:
 
 
 def _filled(resume_args: Sequence[str], newest: SavedCheckpoint, run: RunDir) -> list[str]:
-    """``resume_args`` with path and step of ``newest``, and with the run's directory."""
+    """``resume_args`` with its placeholders replaced by the path and step of ``newest`` and by the run's directory."""
     path = newest.name if newest.path is None else str(newest.path)
     values = {"{newest}": path, "{step}": "" if newest.step is None else str(newest.step), RUN_DIR: str(run.path)}
     return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) for word in resume_args]

@@ -1,4 +1,4 @@
-"""The batch step: a small process that starts a run's supervisor, or a sweep's worker, and restarts it if it is killed.
+"""The batch step: a small process that starts a run's supervisor or a sweep's worker, and restarts a killed child.
 
 By default Slurm does not requeue a job whose batch script has failed, so this process must survive and restart its
 child. It forwards signals to the child, kills the processes that a killed child has left behind before it starts the
@@ -46,10 +46,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def take_over_signals() -> None:
-    """Restore the default handlers of USR2 and CHLD, and resend the signals that arrived during the script's set-up.
+    """Restore the default handlers of USR2 and CHLD. Resend to this process the signals that arrived during set-up.
 
-    The batch script ignores USR2, and children must not inherit that. The script's parent may ignore CHLD; a process
-    that inherits this gets neither SIGCHLD nor the exit codes of its children."""
+    The batch script ignores USR2, and children must not inherit this setting. The script's parent may ignore CHLD: a
+    process that inherits this setting gets neither SIGCHLD nor the exit codes of its children."""
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for name in os.environ.pop("HPCACCEL_EARLY_SIGNALS", "").split():
@@ -57,17 +57,17 @@ def take_over_signals() -> None:
 
 
 def default_signals() -> None:
-    """Unblock all signals. For ``preexec_fn``: the supervisor blocks the signals that it waits for, and its children
-    must not inherit that."""
+    """Unblock all signals. Used as ``preexec_fn``: the supervisor blocks the signals that it waits for, and children
+    must not inherit its signal mask."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def dying_with_us(
     number: signal.Signals = signal.SIGKILL, *, blocked: Collection[signal.Signals] = ()
 ) -> Callable[[], None]:
-    """A ``preexec_fn`` after which the child gets signal ``number`` when this process dies (prctl(2)).
+    """Returns a ``preexec_fn`` for Popen: the child then gets signal ``number`` when this process dies (prctl(2)).
 
-    Only for a process with a single thread: the kernel treats the thread that forks as the parent.
+    Use it only in single-threaded processes: the kernel sends the signal as soon as the thread that forked ends.
 
     Args:
         blocked: signals that are blocked in the child; all others are unblocked.
@@ -84,28 +84,28 @@ def dying_with_us(
 
 
 def shell_code(code: int) -> int:
-    """Convert Popen's exit code to the shell's: 128 + n for signal n."""
+    """Convert an exit code of Popen (-n after signal n) to the shell's form (128 + n)."""
     return 128 - code if code < 0 else code
 
 
 MARK = "HPCACCEL_BATCH"
-"""Environment variable that all descendants of the batch step inherit: the batch step's process id, its start in clock
-ticks, and its start in seconds since the epoch, separated by colons."""
+"""Environment variable that all descendants of the batch step inherit. Its value is the batch step's process ID, its
+start in clock ticks and its start in seconds since the epoch, separated by colons."""
 KILLED = "HPCACCEL_KILLED"
 """Environment variable: number of the signal that killed the previous supervisor or worker."""
 START_AGAIN = 86
 """Exit code of a child that requests a requeue on the local backend: the batch step runs the batch script again."""
 
 STEADY_SECONDS = 60.0
-"""A child that is killed sooner than this counts as having died at its start."""
+"""A child that is killed within this time after its start counts as having died at its start."""
 PAUSES_SECONDS = (0.0, 2.0, 10.0, 30.0)
-"""Pause before a restart, after the first to fourth consecutive child that died at its start. After the fifth the batch
-step gives up."""
+"""Pauses before a restart, after one, two, three and four consecutive children that died at their start. After five of
+these the batch step gives up."""
 MOST_STARTS = 20
-"""The batch step gives up when this number of children has been started and the last one was killed."""
+"""The batch step gives up if it has started this many children and the last one was killed."""
 ORPHAN_SECONDS = 30.0
-"""How long an orphaned srun may take to end its step before it is killed. The batch step waits as long again for all
-orphans to end."""
+"""How long an orphaned srun may take to end its step; after that, srun is killed. The batch step then waits for up to
+the same time again until all orphans have ended."""
 _INTENTIONAL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 """Signals that are sent on purpose: a child killed by one of them is not restarted."""
 
@@ -114,7 +114,7 @@ def run_batch(run: RunDir, command: Sequence[str], *, give_up: Callable[[str], i
     """Run the batch step of ``run`` until its supervisor or worker has ended. Returns the batch step's exit code.
 
     Args:
-        command: arguments of this program that start the child.
+        command: the child's arguments; the child runs the same program as this process.
         give_up: called with the reason, in a sentence, when children keep dying; returns the batch step's exit code.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
@@ -138,7 +138,7 @@ class BatchStep:
         self._script = script
         self._give_up = give_up
         self._received: set[int] = set()
-        """Signals received so far. A new child gets them all again, and queries the scheduler for their meaning."""
+        """Signals received so far. Each new child gets all of them again, and asks the scheduler what they mean."""
         self._mark = f"{os.getpid()}:{process_start(os.getpid())}:{time.time()!r}"
         os.environ[MARK] = self._mark
 
@@ -178,7 +178,7 @@ class BatchStep:
         return child
 
     def _watch(self, child: subprocess.Popen[bytes]) -> int:
-        """Forward signals until the child has ended. Returns its exit code, -n for signal n."""
+        """Forward signals until the child has ended. Returns the child's exit code, or -n if signal n killed it."""
         while (code := child.poll()) is None:
             number = signal.sigwait(WATCHED)
             if number != signal.SIGCHLD:
@@ -196,8 +196,8 @@ class BatchStep:
                 return
 
     def _end_orphans(self) -> None:
-        """Kill the processes that a dead child has left on this node. An srun ends its step and exits when its parent
-        dies, so it gets time for that: if it were killed, the step would remain."""
+        """Kill the processes that a dead child has left on this node. An srun whose parent dies ends its step and then
+        exits. It gets time to do so, because the step would remain if srun were killed."""
         end = time.monotonic() + ORPHAN_SECONDS
         while orphans := list(_marked(self._mark)):
             late = time.monotonic() > end
@@ -210,8 +210,8 @@ class BatchStep:
             self._wait(0.1)
 
     def _start_again(self) -> None:
-        """Run the batch script again. Returns only if the job was cancelled meanwhile: the next child then gets the
-        signal and writes the end."""
+        """Replace this process with the batch script. Returns only if the job has been cancelled in the meantime: then
+        the next child gets the signal and writes the end line."""
         os.environ["HPCACCEL_RESTART_COUNT"] = str(int(os.environ.get("HPCACCEL_RESTART_COUNT", "0")) + 1)
         os.environ.pop(KILLED, None)
         if (self._received | signal.sigpending()) & {signal.SIGTERM, signal.SIGINT}:
@@ -222,13 +222,14 @@ class BatchStep:
 
 
 def killed_by() -> str:
-    """Number of the signal that killed the previous supervisor or worker of this batch step; empty if there was none.
-    Clears the variable."""
+    """Number of the signal that killed the previous supervisor or worker of this batch step; empty if none was killed.
+    Removes the environment variable."""
     return os.environ.pop(KILLED, "")
 
 
 def began() -> tuple[int, float] | None:
-    """Process id and start (seconds since the epoch) of the batch step above this process, or None."""
+    """Returns the process ID and the start (seconds since the epoch) of the batch step of which this process is a
+    descendant; None if there is no batch step."""
     if (mark := os.environ.get(MARK)) is None:
         return None
     pid, _, moment = mark.split(":")
@@ -242,7 +243,7 @@ def is_our_parent() -> bool:
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """Processes on this node that have inherited ``mark``, except this process, see proc(5)."""
+    """Yield the IDs of the processes on this node that have inherited ``mark``, except this process; see proc(5)."""
     wanted = f"{MARK}={mark}".encode()
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

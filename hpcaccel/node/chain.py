@@ -4,8 +4,8 @@ If a site forbids requeue, or preempts by cancelling, a run can use several jobs
 queue, each dependent on the end of all earlier ones; ``RunRecord.links`` lists them. The next job must be in the queue
 before a job starts, because a job may be killed without notice at any moment. So some jobs are submitted in advance
 (``resilience.chain_ahead``), and each job submits one more when it starts. Submitting all jobs at once would fill the
-queue with jobs that are rarely needed and count against the account's limits, but is the only way where sbatch is
-forbidden on nodes.
+queue with jobs that are rarely needed and count against the account's limits, but it is the only way on clusters that
+forbid sbatch on nodes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["ChainedAllocation", "current_allocation"]
 log = logging.getLogger(__name__)
 
 NAMED_WITHIN_SECONDS = 60.0
-"""How long a job waits until the run's record lists it: the job may start before the submitting command has recorded
-its ID."""
+"""How long a job waits until the run's record lists it. A job may start before the submitting command has recorded its
+ID."""
 
 _REASONS: dict[JobState, Reason] = {
     JobState.CANCELLED: "cancelled",
@@ -55,7 +55,7 @@ class ChainedAllocation(SlurmAllocation):
     """A Slurm job that is never requeued: the next job of the chain continues the run."""
 
     chained = True
-    GOES_ON_IN_DOUBT = True  # the next job queries this job's final state again, once that is certain
+    GOES_ON_IN_DOUBT = True  # the next job queries this job's final state again, when Slurm reports it reliably
 
     def __init__(self, run: RunDir, limits: RestartPolicy, slurm: Slurm | None = None) -> None:
         super().__init__(slurm)
@@ -66,7 +66,8 @@ class ChainedAllocation(SlurmAllocation):
     # -- start --------------------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Take over from the previous job. Returns False if the chain has ended or does not include this job."""
+        """Take over the run from the previous job, and submit further jobs. Returns False if the chain has ended or
+        does not include this job."""
         if not self._wait_until_named():
             log.info(f"job {self.job_id} is not part of this run's chain: exiting")
             return False
@@ -100,12 +101,11 @@ class ChainedAllocation(SlurmAllocation):
         return True
 
     def _ended(self, before: Sequence[str]) -> AttemptEnd | None:
-        """The end line of the chain, from the ledger or from earlier jobs' final states; None if the chain continues.
-
-        Writes the end lines that the earlier jobs did not write themselves.
+        """The end line that ends the chain, from the ledger or from earlier jobs' final states; None if the chain
+        continues. Writes the end lines that the earlier jobs did not write themselves.
 
         Args:
-            before: ID of the last job that took over the run; empty if there was none.
+            before: a list of one ID, that of the last job that took over the run; empty if no job has.
         """
         last = self._last_end()
         if last is not None and not self._is_refuted(last, before):
@@ -120,7 +120,7 @@ class ChainedAllocation(SlurmAllocation):
         return None
 
     def _close(self, ledger: Ledger, job_id: str) -> AttemptEnd | None:
-        """Write the end line of an earlier job if it needs one. Returns the line, or None."""
+        """Write the end line of an earlier job if it is missing. Returns the written line, or None."""
         state = self._final_state(job_id)
         started = ledger.unfinished()
         if started is not None and started.job_id == job_id:
@@ -128,7 +128,7 @@ class ChainedAllocation(SlurmAllocation):
             decision: Decision = "end" if reason == "cancelled" else "requeue"
             return ledger.close_lost(self._run, reason=reason, decision=decision, why=_state_text(job_id, state))
         if state is JobState.CANCELLED:
-            # Cancelled in the queue, before its ranks started, or after it wrote its end: nothing may follow.
+            # Cancelled in the queue, before its ranks started, or after it wrote its end line: no job may follow.
             return self._write_end(ledger, job_id, "cancelled", "end", _state_text(job_id, state))
         if state in _BROKEN and all(line.job_id != job_id for line in ledger.starts):
             ledger.start(AttemptStart(attempt=ledger.next_attempt, time=time.time(), job_id=job_id))
@@ -165,7 +165,7 @@ class ChainedAllocation(SlurmAllocation):
         return RunLedger.read(self._run, offset=self._record()["ledger_offset"]).settled
 
     def _is_refuted(self, last: AttemptEnd, before: Sequence[str]) -> bool:
-        """Whether the previous job recorded a cancel, but its final state in Slurm shows another reason."""
+        """Whether the previous job recorded a cancel, but Slurm's final state of that job shows another reason."""
         if last.reason != "cancelled" or cancel_was_requested(self._run) or not before:
             return False
         return self._final_state(before[0]) in _REASONS.keys() - {JobState.CANCELLED}
@@ -188,8 +188,8 @@ class ChainedAllocation(SlurmAllocation):
     # -- following jobs -----------------------------------------------------------------------------------------------
 
     def _hand_in_more(self) -> str:
-        """Submit jobs until ``chain_ahead`` jobs are pending after this one or the chain has its full length. Returns
-        the problem, or an empty string."""
+        """Submit jobs until ``chain_ahead`` jobs are pending after this one, or until the chain has its full length.
+        Returns the problem, or an empty string."""
         try:
             waiting = self._waiting()
             missing = min(self._ahead - len(waiting), self._length - len(self.jobs))
@@ -233,7 +233,7 @@ class ChainedAllocation(SlurmAllocation):
         return dataclasses.replace(now, will_requeue=True, requeueable=False, failed_nodes=failed)
 
     def requeue(self) -> str:
-        """Make sure that another job of the chain follows. Returns why none follows, or an empty string."""
+        """Make sure that another job of the chain follows. Returns why no job follows; empty if one does."""
         status = self.status()
         if status.known and not status.running and not status.will_requeue:
             return TAKEN_DOWN
@@ -281,7 +281,7 @@ def _state_text(job_id: str, state: JobState | None) -> str:
 
 
 def current_allocation(run: RunDir, launch: LaunchSpec) -> Allocation:
-    """The allocation of this batch step: this machine, a job of a chain, or a Slurm job."""
+    """The allocation of this batch step: this machine, a job of a chain, or a Slurm job outside of chains."""
     if launch.resilience.chain is not None and not launch.local:
         return ChainedAllocation(run, launch.resilience)
     return unchained_allocation(run, launch)

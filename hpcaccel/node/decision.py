@@ -28,7 +28,7 @@ class Evidence:
     stop: StopRequest | None
     status: JobStatus
     cancel_requested: bool
-    """A user requested a cancel, or the scheduler terminates the job and reports no other reason."""
+    """Whether a user requested a cancel, or the scheduler terminates the job and reports no other reason."""
     can_requeue: bool
     restarts_left: int
     failure: Failure | None = None
@@ -40,7 +40,7 @@ class Evidence:
     has_checkpoint: bool = True
     """Whether hpcaccel has committed a checkpoint of this run. False for programs that write their own checkpoints."""
     results: bool = False
-    """Whether every rank has written its result, in a run of a Python function."""
+    """In a run of a Python function: whether every rank has written its result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ class Verdict:
     reason: Reason
     decision: Decision
     by_scheduler: bool = False
-    """The scheduler itself requeues the job or starts the next one of its chain. Another requeue would be refused, or
-    would undo a cancel."""
+    """Whether the scheduler itself requeues the job or starts the next job of its chain. A further requeue would be
+    refused, or would undo a cancel."""
     error_class: str | None = None
     detail: str = ""
     advice: str = ""
@@ -109,9 +109,9 @@ def _completed(seen: Evidence) -> bool:
 def _may_have_been_stopped(seen: Evidence) -> bool:
     """Whether the program may have exited with code 0 before it finished, because it got SIGTERM and saved.
 
-    Slurm signals the ranks itself in a preemption with grace time, and when it terminates the job. If the program has
-    finished after all, its next start finds nothing left to do. srun also exits with 0 when it has lost its nodes,
-    where the ranks may still be running.
+    Slurm signals the ranks itself in a preemption with grace time, and when it terminates the job. If the program had
+    in fact finished, its next start finds nothing left to do. srun also exits with 0 after it has lost contact with its
+    nodes; the ranks may still be running there.
     """
     now = seen.status
     if now.will_requeue or seen.cancel_requested:

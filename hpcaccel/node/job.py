@@ -1,4 +1,4 @@
-"""The state shared by the attempts of one job (run, allocation, nodes, ledger), and the end lines that they write."""
+"""The state that all attempts of one job share (run, allocation, nodes, ledger), and the writing of their end lines."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ __all__ = ["Job", "exit_code_of", "unmet_dependency"]
 T = TypeVar("T")
 
 UPSTREAM_SECONDS = 20.0
-"""How long to wait for the end line of a run in ``after``: on a shared file system it may become visible only after
-Slurm has started this job."""
+"""How long to wait for the end line of a run in ``after``. On a shared file system this line may become visible only
+after Slurm has started this job."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
 class Job:
-    """The part of a run that is executed in one job."""
+    """One job of a run: the state that its attempts share."""
 
     run: RunDir
     launch: LaunchSpec
@@ -63,7 +63,7 @@ class Job:
         """The ledger's end line for ``verdict``.
 
         Args:
-            attempt: number of the attempt; default: the next one, which has not begun.
+            attempt: number of the attempt; default: the number of the next attempt, whose ranks are not started.
             started: when the attempt began (seconds since the epoch); default: now.
             exit_code: the exit code of the ranks.
             preflight_seconds: duration of the preflight.
@@ -88,8 +88,8 @@ class Job:
         )
 
     def write_end(self, line: AttemptEnd) -> None:
-        """Append ``line`` to the ledger. If the disk is full, retry for up to 10 minutes, except before a requeue:
-        then the next start of the job can write the line from the attempt's files."""
+        """Append ``line`` to the ledger. If the disk is full, retry for up to 10 minutes, but not before a requeue: the
+        next start of the job can write the line from the attempt's files."""
         if_possible(lambda: complete_timing(self.run, line.attempt))
         if line.decision == "requeue":
             if_possible(lambda: self.ledger.end(line))
@@ -104,10 +104,10 @@ class Job:
 
 
 def unmet_dependency(launch: LaunchSpec) -> str:
-    """Why this run must not start, in a sentence; empty if no run in ``after`` forbids it.
+    """Why this run must not start, as a phrase for the user; empty if every run in ``after`` has ended as required.
 
-    Slurm starts the job once those runs are over, but its own check does not cover how a chain has ended. Arrays are
-    not checked here: they have no ledger of their own, and Slurm's check is enough for them.
+    Slurm starts the job once the runs in ``after`` are over, but Slurm does not check how a chain has ended. Runs that
+    are arrays are not checked here: they have no ledger of their own, and Slurm's check is enough for them.
     """
     for one in launch.after:
         kind, other = one["kind"], RunDir(one["run"])
@@ -123,7 +123,7 @@ def unmet_dependency(launch: LaunchSpec) -> str:
 
 
 def exit_code_of(end: Verdict | AttemptEnd) -> int:
-    """The batch step's exit code for an end of the run, or of the run's part in this job."""
+    """The batch step's exit code if the run, or the run's part in this job, has ended with ``end``."""
     if end.reason in ("completed", "pruned"):
         return 0
     if end.decision == "pause":

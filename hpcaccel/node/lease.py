@@ -17,18 +17,19 @@ from hpcaccel.slurm.states import JobInfo, QueueEntry
 __all__ = ["acquire", "release"]
 
 NAMED_WITHIN_SECONDS = 10.0
-"""How long to wait until the run's record lists this job, which may start before the submitting command has recorded
+"""How long to wait until the run's record lists this job. A job may start before the submitting command has recorded
 its ID."""
 
 
 def acquire(run: RunDir, *, job_id: str, restart_count: int, trusted: bool = False) -> None:
-    """Take the lease, if necessary from a supervisor that ended without releasing it.
+    """Take the lease. If a supervisor ended without releasing it, take it over.
 
     Args:
-        trusted: the caller has checked that this job belongs to the run; the run's record is not read.
+        trusted: do not check in the run's record that this job belongs to the run, because the caller knows it does.
 
     Raises:
-        RunBusy: another supervisor is alive, or the run's own job is another one and is pending or running.
+        RunBusy: another supervisor of the run is alive; or this job does not belong to the run, and a job of the run
+            is pending or running.
     """
     value = read_json(run.lease)
     if value is not None:
@@ -52,7 +53,8 @@ def acquire(run: RunDir, *, job_id: str, restart_count: int, trusted: bool = Fal
 
 
 def _refuse_a_stranger(run: RunDir, job_id: str) -> None:
-    """Raise RunBusy for a job that was submitted by hand while the run's own job is pending or running."""
+    """Raise RunBusy if ``job_id`` is not a job of the run, such as one submitted by hand, and the run's own job is
+    pending or running."""
     patience = time.monotonic() + NAMED_WITHIN_SECONDS
     while (own := _other_job(run, job_id)) is not None and time.monotonic() < patience:
         time.sleep(0.5)
@@ -67,7 +69,7 @@ def _refuse_a_stranger(run: RunDir, job_id: str) -> None:
 
 
 def _other_job(run: RunDir, job_id: str) -> str | None:
-    """The run's newest job if ``job_id`` is a Slurm job that is not one of the run's; else None."""
+    """The ID of the run's newest job if ``job_id`` is a Slurm job that does not belong to the run; else None."""
     record = read_json(run.record) or {}
     jobs = record.get("job_ids", [])
     known = {*jobs, *record.get("links", [])}
@@ -93,8 +95,8 @@ def _alive(holder: Lease, job_id: str) -> bool:
 
 
 def _known(job_id: str) -> QueueEntry | JobInfo | None:
-    """A job in Slurm, or None if it is unknown or Slurm does not respond. A job that squeue does not list may still
-    exist, so scontrol is queried too."""
+    """What Slurm reports about a job; None if Slurm does not know the job or does not respond. A job that squeue does
+    not list may still exist, so scontrol is queried too."""
     slurm = Slurm()
     try:
         return slurm.queue([job_id]).get(job_id) or slurm.job(job_id)
@@ -103,7 +105,7 @@ def _known(job_id: str) -> QueueEntry | JobInfo | None:
 
 
 def _same_job_alive(holder: Lease) -> bool:
-    # Slurm starts a job again when its earlier start has ended or that start's node is considered dead. So the earlier
+    # Slurm starts a job again only if the earlier start has ended, or if Slurm considers its node dead. So the earlier
     # start counts as alive only if its process is found on this host.
     return holder.pid != os.getpid() and _process_alive(holder)
 

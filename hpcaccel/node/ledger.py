@@ -1,4 +1,4 @@
-"""The ledger of a run: one line when an attempt starts and one when it ends; and the caps computed from it."""
+"""The ledger of a run, with one line for each start and each end of an attempt, and the caps computed from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STUCK = 2
 
 @dataclass(kw_only=True)
 class Ledger(RunLedger):
-    """The ledger with methods to append to it, for its only writer, the batch step."""
+    """A run's ledger, with methods to append lines. The batch step is the only process that writes it."""
 
     path: Path
 
@@ -54,11 +54,13 @@ class Ledger(RunLedger):
         self.add(to_dict(line))
 
     def cap(self, jobs: Collection[str], limits: RestartPolicy, *, last: AttemptEnd | None = None) -> str | None:
-        """The cap that ends the run now, as a phrase for the user, or None. Preemptions never count as failures.
+        """The cap that is reached, so that the run ends, as a phrase for the user; None if no cap is reached.
+
+        Preemptions never count as failures.
 
         Args:
-            jobs: the jobs whose ends are counted: the job alone, or all jobs of its chain.
-            last: an end line that has not been written yet; it counts, too.
+            jobs: IDs of the jobs whose end lines are counted: this job alone, or all jobs of its chain.
+            last: an end line that also counts, although it has not been written yet.
         """
         ends = [*self.ends_of(jobs), *([last] if last else [])]
         ends = [line for line in ends if not _nobodys_fault(line)]
@@ -83,17 +85,17 @@ class Ledger(RunLedger):
         killed: str = "the batch step",
         why: str = "",
     ) -> AttemptEnd | None:
-        """Write, from the attempt's files, the end of an attempt whose batch step was killed before it could do so.
+        """Write the end line of an attempt whose batch step was killed before it could write this line.
 
-        Returns None if no attempt is unfinished.
+        The values are taken from the attempt's files. Returns the line, or None if no attempt lacks an end line.
 
         Args:
-            reason: why Slurm ended the job, if that is known; default: the reason of the last stop, else ``lost``. A
-                prune takes precedence.
-            decision: what follows, unless a pause or prune was requested; default: ``end`` if the last stop was a
-                cancel, else ``requeue``.
-            killed: what was killed, for the line's text.
-            why: explanation, for the line's text.
+            reason: why Slurm ended the job, if known; default: the reason of the last stop request, else ``lost``. For
+                a pruned trial the reason is always ``pruned``.
+            decision: what follows, unless a pause or a prune was requested; default: ``end`` if the last stop request
+                was a cancel, else ``requeue``.
+            killed: names the process that was killed, for the line's ``detail``.
+            why: further explanation, for the line's ``detail``.
         """
         start = self.unfinished()
         if start is None:
@@ -116,8 +118,8 @@ class Ledger(RunLedger):
 
 
 def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
-    """What follows an attempt that was killed. A pause in ``stop`` overrides ``known``. ``known`` overrides a cancel in
-    ``stop``, which may be a guess from signals alone."""
+    """The decision after an attempt that was killed. A pause in ``stop`` overrides ``known``. ``known`` overrides a
+    cancel in ``stop``, because that cancel may be a guess from signals alone."""
     if pruned(stop):
         return "end"
     wish = stop.then if stop is not None else ""
@@ -125,7 +127,8 @@ def _what_follows(stop: StopRequest | None, known: Decision | None) -> Decision:
 
 
 def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
-    """The last attempt that got further than all earlier ones, and the attempts after it. All, if none got further."""
+    """The end lines of the last attempt that got further than all earlier ones, and of the attempts after it; all of
+    ``ends`` if no attempt got further."""
     found: list[AttemptEnd] = []
     furthest, checkpoint = 0, None
     for line in ends:
@@ -141,9 +144,9 @@ def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
 def _reached(line: AttemptEnd) -> int:
     """The last step that is assumed to be saved.
 
-    This is the step of the newest checkpoint, or the step from which this attempt resumed if that is later. For a
-    program that writes its own checkpoints, the attempt resumed just before the first step in its metrics. If neither
-    starting point is recorded, the last step counts.
+    This is the step of the newest checkpoint, or the step from which this attempt resumed if that is later. A program
+    that writes its own checkpoints is assumed to have resumed just before the first step in its metrics. If neither the
+    resumed step nor such a first step is recorded, the last step that the attempt has done counts.
     """
     if line.resumed_step is None and line.first_logged is None:
         return max(line.checkpoint_step or 0, line.last_step or 0)
@@ -151,8 +154,8 @@ def _reached(line: AttemptEnd) -> int:
 
 
 def _nobodys_fault(line: AttemptEnd) -> bool:
-    """Whether a node caused the failure and was excluded. Such an attempt does not count towards the caps:
-    excluded nodes have a limit of their own."""
+    """Whether a node caused the failure and was excluded. Such an attempt does not count towards the caps, because the
+    number of excluded nodes has a limit of its own."""
     return bool(line.nodes_excluded) and cause(line.error_class or "exit").innocent
 
 

@@ -23,9 +23,9 @@ __all__ = ["BeforeRanks", "Provision", "clean_stage"]
 
 
 class BeforeRanks:
-    """One command, on this node or through srun on all nodes, with the interface of ``RankProcesses``.
+    """A step before the ranks: one command, run on this node or through srun on all nodes.
 
-    A request to stop ends it.
+    Has the interface of ``RankProcesses``. A request to stop ends the command with SIGTERM.
     """
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
@@ -56,7 +56,7 @@ class BeforeRanks:
         self._send(signal.SIGKILL)
 
     def dump(self) -> None:
-        pass  # it has no stacks to dump
+        pass  # the command has no stacks to dump
 
     def wake(self) -> None:
         self._send(signal.SIGCONT)
@@ -71,18 +71,19 @@ CLEAN_SECONDS = 60.0
 
 
 class Provision:
-    """Provides the image and the staged data for one attempt. An imported image and unchanged copies are reused.
+    """Provides the image and the staged data for one attempt. Reuses an image that was already imported, and copies
+    whose sources have not changed.
 
     Args:
-        watch: called with each started step; waits until it ends, handles signals and requests meanwhile, and returns
-            its exit code.
+        watch: called with each started step. Waits until the step ends, handles signals and requests in the meantime,
+            and returns the step's exit code.
     """
 
     def __init__(self, run: RunDir, launch: LaunchSpec, *, watch: Callable[[BeforeRanks], int]) -> None:
         self.launch = launch
-        """The launch spec. ``image`` replaces the container runtime in it with the chosen one."""
+        """The launch spec. ``image()`` sets its container runtime to the chosen one."""
         self.env: dict[str, str] = {}
-        """Variables for the ranks."""
+        """Environment variables for the ranks."""
         self._run = run
         self._watch = watch
 
@@ -129,13 +130,13 @@ def _setup(detail: str, nodes: Sequence[str] = ()) -> Failure:
 
 
 def clean_stage(run: RunDir, launch: LaunchSpec, *, avoid: Sequence[str] = ()) -> str:
-    """Remove the staged data, unless the spec keeps it. Returns the problem in a sentence, or an empty string."""
+    """Remove the staged data, unless the spec keeps it. Returns the problem as a sentence, or an empty string."""
     if launch.stage is None or launch.stage.keep:
         return ""
     try:
         place = stage_directory(launch.stage, os.environ)
     except RankEnvironmentError:
-        return ""  # then nothing was staged
+        return ""  # without a directory nothing was staged
     command = each_node(run, launch, ["unstage", str(place)], avoid=avoid)
     try:
         code = subprocess.run(

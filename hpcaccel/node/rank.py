@@ -1,10 +1,10 @@
 """The ranks' shims on the nodes: one execs a rank's program, the other a node's torchrun.
 
 A rank's shim sets the same environment for every launcher, opens the log if needed, then calls exec, so that
-``__main__``, the exit code and the memory are the program's own. For a cooperative program it blocks SIGTERM and
-SIGUSR2 first: the signal mask and pending signals survive exec, so a signal that arrives during ``import torch`` is
-delivered once the runtime has installed its handlers and unblocked them. torchrun's shim blocks them
-too: Slurm sends a step's signals to every process in it, and torchrun would end its ranks in the middle of a step.
+``__main__``, the exit code and the memory are the program's own. For a cooperative program, the shim first blocks
+SIGTERM and SIGUSR2. The signal mask and pending signals survive exec, so a signal that arrives during ``import torch``
+is delivered once the runtime has installed its handlers and unblocked both signals. torchrun's shim blocks them too:
+Slurm signals every process of a job step, and torchrun would end its ranks in the middle of a training step.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = [
 
 
 RESUME_ARGS = "HPCACCEL_RESUME_ARGS"
-"""Variable with further arguments of the program, as a JSON list."""
+"""Environment variable with further arguments for the program, as a JSON list."""
 TAIL_BYTES = 64_000
 LONGEST = 500
-"""Texts from logs are cut to this number of characters in the ledger."""
+"""Maximum length of a text from a log in the ledger, in characters. Longer texts are cut."""
 
 
 def read_tail(path: Path) -> str:
@@ -59,8 +59,8 @@ def read_tail(path: Path) -> str:
 
 
 def log_to(path: Path) -> None:
-    """Append the standard output and error of this process and its children to ``path``. The file may already contain
-    output of the same attempt, and slurmstepd on this node writes messages to it, too."""
+    """Append the standard output and error of this process and its children to the file ``path``. The file may already
+    contain output of the same attempt, and slurmstepd on this node also writes messages to the file."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
     for descriptor in (1, 2):
         os.dup2(log, descriptor)
@@ -127,8 +127,8 @@ def _command(run: RunDir, launch: LaunchSpec, environment: dict[str, str]) -> li
 
 
 def program(run: RunDir, arguments: Sequence[str], launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
-    """The program's command line: a leading ``{python}`` is replaced by the interpreter, and ``{run_dir}`` anywhere by
-    the run's directory."""
+    """The program's command line: ``arguments``, with a leading ``{python}`` replaced by the interpreter and each
+    ``{run_dir}`` by the run's directory."""
     words = [word.replace(RUN_DIR, str(run.path)) for word in arguments]
     return [python_of(launch, environment), *words[1:]] if words[0] == "{python}" else words
 
@@ -139,10 +139,10 @@ def python_path(launch: LaunchSpec, environment: Mapping[str, str]) -> str:
 
 
 def python_of(launch: LaunchSpec, environment: dict[str, str]) -> str:
-    """The ranks' interpreter: the spec's, else the first ``python`` on PATH, else ``python3``.
+    """The ranks' interpreter: the one that the spec sets, else the first ``python`` on PATH, else ``python3``.
 
     Raises:
-        RankEnvironmentError: neither is on PATH.
+        RankEnvironmentError: the spec sets none, and neither ``python`` nor ``python3`` is on PATH.
     """
     if launch.python:
         return launch.python
@@ -155,8 +155,8 @@ def python_of(launch: LaunchSpec, environment: dict[str, str]) -> str:
 
 
 def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
-    """Add torchrun's variables (RANK, WORLD_SIZE, …) and hpcaccel's own to ``env``, derived from those of srun or the
-    local launcher. Returns ``env``.
+    """Add torchrun's variables (RANK, WORLD_SIZE, …) and hpcaccel's own to ``env``. Their values are derived from the
+    variables of srun or of the local launcher. Returns ``env``.
 
     Raises:
         RankEnvironmentError: an srun variable is missing, or the number of tasks differs from the number of ranks.
@@ -164,7 +164,7 @@ def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> di
     if "RANK" not in env:
         env.update(_from_slurm(launch, env))
     env["HPCACCEL_RUN_DIR"] = str(run.path)
-    # Only rank 0 logs metrics, as with hpcaccel.log: one file per rank would be too many files.
+    # Only rank 0 logs metrics, as with hpcaccel.log: one file for each rank would be too many.
     attempt = int(env.get("HPCACCEL_ATTEMPT", "1"))
     env["HPCACCEL_METRICS"] = str(run.foreign_metrics(attempt)) if env["RANK"] == "0" else os.devnull
     env["HPCACCEL_PROTOCOL"] = str(PROTOCOL)
@@ -207,7 +207,7 @@ def _from_slurm(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
 
 
 def _for_submitit(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
-    """Variables from which submitit's process finds its pickle and names its result."""
+    """Environment variables with which submitit's process finds its pickle and chooses the file name of its result."""
     if not launch.local:
         return {"SUBMITIT_EXECUTOR": "slurm"}
     return {
@@ -222,7 +222,7 @@ def _for_submitit(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
 
 
 def torchrun_arguments(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], python: str) -> list[str]:
-    """torchrun's arguments. ``--max-restarts=0``, because the supervisor decides on restarts."""
+    """torchrun's arguments. ``--max-restarts=0``, because the supervisor, not torchrun, decides on restarts."""
     return [
         f"--nnodes={launch.nodes}",
         f"--nproc-per-node={launch.ranks_per_node}",
@@ -247,7 +247,7 @@ def become_agent(run: RunDir) -> NoReturn:
     """Replace this process with torchrun.
 
     Raises:
-        RankEnvironmentError: no Python is found or it cannot be started, or MASTER_ADDR is not set.
+        RankEnvironmentError: MASTER_ADDR is not set, no Python is found, or Python cannot be started.
     """
     from hpcaccel.node.rank import python_of
 
@@ -260,7 +260,7 @@ def become_agent(run: RunDir) -> NoReturn:
     log_to(run.rank_log(attempt, _node_rank(environment) * launch.ranks_per_node))
     python = python_of(launch, environment)
     arguments = torchrun_arguments(run, launch, environment, python)
-    # torchrun sets these itself. Here WORLD_SIZE is the number of ranks; torchrun expects the number of agents.
+    # torchrun sets these itself. It would take the present WORLD_SIZE, the number of ranks, for that of the agents.
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
         environment.pop(name, None)
     source = pkgutil.get_data("hpcaccel.node", "torchrun_program.py")  # also works inside node.pyz

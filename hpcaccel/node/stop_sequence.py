@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 LEAVE_BEFORE_END_SECONDS = 15.0
 """Time reserved for the requeue, which must be complete when the scheduler kills the job. Once a stop has begun, at
-most a quarter of the remaining time."""
+most a quarter of the remaining time is reserved."""
 MARGIN_SECONDS = 5.0
 """Added to the estimated time until the last rank's exit."""
 MARGIN_OF_SAVE = 0.1
-"""Added to the estimate, too: this fraction of the slowest save."""
+"""Fraction of the slowest save's duration that is added to the estimate, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Pace:
 
 
 def read_pace(run: RunDir, attempt: int) -> Pace | None:
-    """The pace of this attempt, or None if no save has been measured yet or the file cannot be read.
+    """The pace of this attempt, or None if no save has been measured yet or ``timing.json`` cannot be read.
 
     Until the first save of an attempt, ``timing.json`` contains the slowest save of earlier attempts.
     """
@@ -81,8 +81,8 @@ def read_pace(run: RunDir, attempt: int) -> Pace | None:
 
 
 def lead_seconds(pace: Pace | None, *, warning_seconds: float, limit_seconds: float) -> float:
-    """How many seconds before the time limit to stop the ranks: ``warning_seconds``, or more if steps and saves need
-    more, but then at most half of ``limit_seconds``, the length of the limit, so that the job also trains."""
+    """How many seconds before the time limit the ranks are stopped: ``warning_seconds``, or longer if two steps and a
+    save take longer. The longer time is at most half of the time limit (``limit_seconds``), to leave time to train."""
     if pace is None:
         return warning_seconds
     needed = pace.needed_seconds + LEAVE_BEFORE_END_SECONDS
@@ -90,16 +90,16 @@ def lead_seconds(pace: Pace | None, *, warning_seconds: float, limit_seconds: fl
 
 
 def patience_seconds(pace: Pace | None, *, stop_timeout_seconds: float, left_seconds: float | None) -> float:
-    """How long the ranks may take to exit after a request to stop: ``stop_timeout_seconds``, or longer if their saves
-    need it, but short enough to leave time for the requeue.
+    """How many seconds the ranks may take to exit after a request to stop: ``stop_timeout_seconds``, or longer if their
+    saves take longer, but never so long that no time is left for the requeue.
 
     Args:
-        left_seconds: time until the scheduler kills the job; None if it will not kill it.
+        left_seconds: time until the scheduler kills the job; None if the scheduler will not kill it.
     """
     patience = stop_timeout_seconds if pace is None else max(stop_timeout_seconds, pace.needed_seconds)
     if left_seconds is None:
         return patience
-    # A job that Slurm has ended cannot be requeued: losing the last save is the smaller loss.
+    # A job that Slurm has ended cannot be requeued any more. Losing the last save is the smaller loss.
     return min(patience, max(1.0, left_seconds - min(LEAVE_BEFORE_END_SECONDS, left_seconds / 4)))
 
 
@@ -118,7 +118,7 @@ def warnings(pace: Pace, limits: RestartPolicy, kill_wait_seconds: float | None)
 
 
 def forecast(pace: Pace | None, request: StopRequest) -> str:
-    """Suffix of the log message about a stop if the time left is shorter than a save; else empty."""
+    """A warning to append to the log message about a stop; empty unless less time is left than a save takes."""
     if request.deadline is None or pace is None or pace.save_seconds <= request.deadline - request.time:
         return ""
     left = max(0.0, request.deadline - request.time)
@@ -126,14 +126,15 @@ def forecast(pace: Pace | None, request: StopRequest) -> str:
 
 
 READ_PACE_SECONDS = 15.0
-"""Longest interval between readings of the pace; shorter close to the time limit."""
+"""Longest interval between two readings of the pace. Close to the time limit the interval is shorter."""
 KILL_AGAIN_SECONDS = 10.0
 """Ranks that are still running this long after a kill are killed again."""
 PRUNED_SECONDS = 60.0
-"""Longest time to exit for a trial pruned with ``finish``. It saves nothing, and other trials need its nodes."""
+"""How long a trial may take to exit if it is pruned with ``finish``. Such a trial saves nothing, and other trials need
+its nodes."""
 WRITE_END_SECONDS = 5.0
-"""Time reserved to write the attempt's end before the scheduler kills the batch step, too; at most a third of
-KillWait."""
+"""Time reserved to write the attempt's end line before the scheduler kills the batch step, too. At most a third of
+KillWait is reserved."""
 
 
 class StopSequence:
@@ -150,9 +151,9 @@ class StopSequence:
         self._scheduler = scheduler
         self._attempt = attempt
         self._kill_at: float | None = None
-        """When the ranks are killed (monotonic clock)."""
+        """When the ranks will be killed (monotonic clock); None if they have no deadline to exit by."""
         self._killed_at: float | None = None
-        """If the scheduler terminates the job: when the ranks must have exited (seconds since the epoch)."""
+        """If the scheduler terminates the job: when the ranks must have exited (seconds since the epoch); else None."""
         self._pace: Pace | None = None
         self._pace_read_at = 0.0
 
@@ -190,13 +191,13 @@ class StopSequence:
         self.cancel_requested |= meaning.is_cancel
         self._stop(ranks, meaning.reason, then="cancel" if meaning.is_cancel else "requeue")
         if self._killed_at is not None and (status.requeueable or not status.will_requeue):
-            # This deadline overrides a later one from an earlier request. None is needed if the scheduler requeues the
-            # job: its next start writes the end of this attempt.
+            # This deadline overrides a later one from an earlier request. If the scheduler requeues the job, none is
+            # needed, because the job's next start writes the end line of this attempt.
             at = time.monotonic() + max(0.0, self._killed_at - time.time())
             self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
     def handle_requests(self, ranks: RankProcesses) -> None:
-        """Handle requests to stop in the run directory, and a signal that only the ranks have received."""
+        """Handle the requests to stop in ``control/``, and a signal that only the ranks have received."""
         if self.request is None and has_signal_mark(self._run, self._attempt):
             # In a preemption with grace time Slurm signals the ranks but not the batch step.
             status = self._scheduler.query(patient=False)
@@ -217,7 +218,7 @@ class StopSequence:
             self._scheduler.allocation.terminated()
 
     def check_time(self, ranks: RankProcesses) -> None:
-        """Stop the ranks before the time limit; kill ranks that take too long to exit."""
+        """Stop the ranks if the time limit is near, and kill ranks that take too long to exit."""
         now, scheduler = time.time(), self._scheduler
         if scheduler.is_due:
             scheduler.refresh(patient=False)  # no retries: they would delay signals and requests
@@ -238,8 +239,8 @@ class StopSequence:
         self._kill_at = time.monotonic() + (0.0 if self._killed_at else KILL_AGAIN_SECONDS)
 
     def _stop(self, ranks: RankProcesses, reason: Reason, *, then: str = "requeue") -> None:
-        """Write the request to stop, then signal the ranks. A repeated request changes nothing; after a prune, another
-        request only brings the kill forward."""
+        """Write the request to stop, then signal the ranks. A request with the same ``then`` as the last one changes
+        nothing. After a prune, a further request can only bring the kill forward."""
         if self.request is not None and self.request.then == then:
             return
         self._read_pace()
@@ -255,10 +256,11 @@ class StopSequence:
             deadline=self._killed_at or (None if self._left(reason) is None else time.time() + patience),
         )
         self.request = request
-        # Without the file the ranks take the signal for Slurm's and the run continues later: wrong for a user's stop.
+        # Without the file the ranks would assume that Slurm sent the signal, and the run would continue later, even if
+        # a user has stopped it.
         if_possible(lambda: write_json(self._run.stop(self._attempt), to_dict(request)))
         log.info(f"stopping the ranks: {reason} ({then}){forecast(self._pace, request)}")
-        # With ``finish``, code after the loop may take any time, unless the trial is pruned and needs no result.
+        # With ``finish``, the code after the loop may take any time, unless a trial is pruned and needs no result.
         if self._kill_at is None and (then != "finish" or reason == "pruned"):
             self._kill_at = time.monotonic() + patience
         ranks.request_stop()
@@ -273,7 +275,7 @@ class StopSequence:
             if before is None and self._pace is not None:
                 for line in warnings(self._pace, resilience, self._scheduler.allocation.kill_wait_seconds):
                     log.warning(line)
-        # Slurm's own warning comes earlier. This is the fallback for a lost warning, and for the local backend.
+        # Slurm's own warning comes earlier. This check is for a lost warning and for the local backend.
         warning = resilience.warning_seconds * (1.0 if self._launch.local else 0.5)
         limit = (end_time or now) - self._scheduler.began
         return lead_seconds(self._pace, warning_seconds=warning, limit_seconds=limit)
@@ -283,7 +285,7 @@ class StopSequence:
         self._pace = read_pace(self._run, self._attempt) or self._pace
 
     def _left(self, reason: Reason) -> float | None:
-        """Seconds until the scheduler kills the processes, or None if it does not or the time is unknown."""
+        """Seconds until the scheduler kills the processes; None if it will not kill them, or if the time is unknown."""
         if reason not in ("time_limit", "preempted") or self._scheduler.end_time is None:
             return None
         return self._scheduler.end_time - time.time()
@@ -299,7 +301,7 @@ class StopSequence:
 
 
 def _seconds_left(status: JobStatus, kill_wait_seconds: float) -> float:
-    """How many seconds the ranks get, within the time until the scheduler kills all processes of the job."""
+    """How many seconds the ranks have to exit. After ``kill_wait_seconds`` the scheduler kills the whole job."""
     if status.requeueable:  # leave time for the requeue: of this job, or of the worker that runs this trial
         return kill_wait_seconds - min(LEAVE_BEFORE_END_SECONDS, kill_wait_seconds / 4)
     if status.will_requeue:

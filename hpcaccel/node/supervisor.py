@@ -3,12 +3,12 @@
 ``supervise`` takes the run's lease and calls ``Supervisor.run_attempts``:
 
 1. ``_close_lost``: an attempt without an end line was killed together with its supervisor. Write its end.
-2. ``_code_if_over``: Slurm may start a job whose run is over. The job exits with the exit code of the run's end.
+2. ``_code_if_over``: Slurm may start a job whose run is over. The job then exits with the exit code of the run's end.
 3. ``_end_before_start``: check for requests made while the job was pending, unmet dependencies, and the run's caps.
 4. ``_leave_excluded_nodes``: requeue a job that started on an excluded node, if that may help.
 5. Run the lines of ``environment.setup_per_node``, once per node.
 6. Run attempts (``attempt.py``) until one ends with a decision other than ``restart``.
-7. Remove staged data, then requeue or end; the exit code is the batch step's.
+7. Remove staged data, then requeue or end the job. Returns the batch step's exit code.
 
 The process has no signal handlers. It blocks the signals in ``WATCHED`` and waits for them, so that they interrupt no
 other code.
@@ -54,7 +54,8 @@ def supervise(run: RunDir) -> int:
 
 
 def record_killed(run: RunDir, why: str) -> int:
-    """Record that the run's supervisors keep being killed, see ``Supervisor.give_up``. Returns the exit code."""
+    """Record that the run's supervisors keep being killed, see ``Supervisor.give_up``. Returns the batch step's exit
+    code."""
     return _with_lease(run, lambda supervisor: supervisor.give_up(why))
 
 
@@ -160,28 +161,29 @@ class Supervisor:
             return exit_code_of(verdict)
 
     def give_up(self, why: str) -> int:
-        """Record that supervisors keep being killed here, and requeue if that is the verdict. Returns the exit code."""
+        """Record that the supervisors of this batch step keep being killed, and requeue the job if the verdict says so.
+        Returns the batch step's exit code."""
         self._close_lost(given_up=why)
         if (code := self._code_if_over()) is not None:
             return code
-        self.job.restarts = self.job.launch.resilience.restart_in_place  # so that no restart is left
+        self.job.restarts = self.job.launch.resilience.restart_in_place  # no restart in place is left
         self._attempt = self.attempt_class(self.job)
         verdict = self._attempt.give_up(why)
         if verdict.decision != "requeue":
             return exit_code_of(verdict)
         if self.job.launch.local:
-            # This process execs the next start's batch step, and would still count as the lease's holder.
+            # This process execs the batch script of the next start, and would still count as the holder of the lease.
             lease.release(self.job.run)
         return self._requeue(verdict)
 
     # -- before the first attempt ---------------------------------------------------------------------------------
 
     def _close_lost(self, *, given_up: str = "") -> AttemptEnd | None:
-        """Write the end line of an attempt that lacks one, and return it. If it ran in this start of a Slurm job, kill
-        its ranks first.
+        """Write the end line of an attempt that lacks one. If the attempt ran in this start of the Slurm job, kill its
+        ranks first. Returns the line, or None if no attempt lacks an end line.
 
         Args:
-            given_up: why no further supervisor is started here; empty if this one continues.
+            given_up: why the batch step starts no further supervisor; empty if this supervisor continues.
         """
         job, start = self.job, self.job.ledger.unfinished()
         here = job.allocation.job_id, job.allocation.restart_count
@@ -191,7 +193,7 @@ class Supervisor:
             end_lost_step(job.run, start.attempt)
         if not given_up and not self._killed:
             return job.retry_until_writable(lambda: job.ledger.close_lost(job.run))
-        # A user's request still determines what follows. Without one the ranks restart here.
+        # A user's request still determines what follows. Without a request the ranks restart in this allocation.
         decision: Decision | None = None if given_up or cancel_was_requested(job.run) else "restart"
         why = given_up or f"signal {self._killed}; restarted in the same job"
         return job.retry_until_writable(
@@ -201,7 +203,7 @@ class Supervisor:
     def _code_if_over(self) -> int | None:
         """The exit code if the run, or the run's part in this job, is already over; else None.
 
-        If the run has ended, it is the code of that end, so that dependent jobs do not take a failure for a success.
+        If the run has ended, the code is that of its end, so that dependent jobs do not take a failure for a success.
         """
         code = self._code_of_the_end()
         if code is not None:
@@ -217,7 +219,7 @@ class Supervisor:
         if last is None:
             return None
         if last.reason == "cancelled" and not cancel_was_requested(job.run):
-            # A cancel inferred from signals alone is a guess. It was wrong if Slurm has started the job again.
+            # A cancel inferred from signals alone is a guess. The guess was wrong if Slurm has started the job again.
             return None
         return exit_code_of(last)
 
@@ -244,12 +246,13 @@ class Supervisor:
         return None
 
     def _end(self, verdict: Verdict) -> int:
-        """Write the end of an attempt that has not begun. Returns the exit code."""
+        """Write an end line to the ledger for the next attempt, whose ranks are not started. Returns the exit code."""
         self.job.write_end(self.job.end_line(verdict))
         return exit_code_of(verdict)
 
     def _leave_excluded_nodes(self) -> int | None:
-        """Requeue a job that has started on a node which the run excludes. Returns None if the job continues."""
+        """Requeue the job if it has started on a node that the run excludes and a requeue may help. Returns the exit
+        code, or None if the job continues."""
         placement = self.job.placement
         bad = placement.misplaced()
         if not bad:
@@ -296,7 +299,8 @@ class Supervisor:
         return EXIT_CONTINUED
 
     def _end_again(self, verdict: Verdict) -> None:
-        """Write an end line that replaces the last attempt's, or the end of an attempt that has not begun."""
+        """Write an end line that replaces that of the last attempt. If no attempt has begun, write the end line of the
+        next attempt, whose ranks are not started."""
         if self._attempt is None:
             self._end(verdict)
         else:

@@ -36,7 +36,7 @@ KeyPath = tuple[str | int, ...]
 """Keys and list indices from the root of a document to one value."""
 
 MAX_VALUES = 100_000
-"""Maximum number of values in a document, more than any spec has. It stops aliases that expand exponentially."""
+"""Maximum number of values in a document, more than any spec has. The limit stops aliases that expand exponentially."""
 
 _TAG = "tag:yaml.org,2002:"
 _NULL = re.compile(r"(?:null|Null|NULL|~|)\Z")
@@ -49,7 +49,7 @@ NUMBERS = {_TAG + "int": _INT, _TAG + "float": _FLOAT}
 """Patterns of plain scalars that are numbers, by tag."""
 
 _MAX_DIGITS = 300
-"""Maximum length of a number. Longer ones stay text: Python limits the number of digits that it converts."""
+"""Maximum length of a number, in characters. Longer numbers stay text: Python limits how many digits it converts."""
 
 _LIBYAML: Any = importlib.import_module("yaml.cyaml") if yaml.__with_libyaml__ else None
 _LONG_TEXT = 50_000
@@ -70,7 +70,7 @@ class SourceLocation:
 
 
 class Problem(NamedTuple):
-    """An error message and its place."""
+    """An error message, and the location of the value that it is about."""
 
     place: SourceLocation
     message: str
@@ -81,7 +81,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class PlainScalar:
-    """A number or a boolean with its spelling in the file."""
+    """A number or a boolean, together with its spelling in the file."""
 
     text: str
     value: bool | int | float
@@ -92,7 +92,7 @@ class PlainScalar:
 
 @dataclass
 class Document:
-    """A parsed document: its value, the place of every key, and the problems."""
+    """A parsed document: its value, the location of every key, and the problems found."""
 
     value: Any
     places: dict[KeyPath, SourceLocation] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Document:
 
 
 class _Resolver(BaseResolver):
-    """Resolver for the implicit tags of YAML 1.2's core schema, and for the merge key of YAML 1.1 (widely used)."""
+    """Resolver for the implicit tags of YAML 1.2's core schema, and for the widely used merge key of YAML 1.1."""
 
     yaml_implicit_resolvers: dict[str | None, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
@@ -124,7 +124,7 @@ class _Loader(Reader, Scanner, Parser, Composer, _Resolver):
 if _LIBYAML is not None:
 
     class _FastLoader(_LIBYAML.CParser, _Resolver):  # type: ignore[misc]
-        """Builds the same nodes with libyaml, ten times faster."""
+        """Builds the same nodes as ``_Loader``, but with libyaml, which is ten times faster."""
 
         def __init__(self, text: str) -> None:
             _LIBYAML.CParser.__init__(self, text)
@@ -132,12 +132,12 @@ if _LIBYAML is not None:
 
 
 def _composed(text: str) -> Node | None:
-    """The root node of a text. libyaml parses long texts; PyYAML's own parser has better error messages."""
+    """The root node of a text. Long texts are parsed with libyaml, which is faster but has worse error messages."""
     if _LIBYAML is not None and len(text) > _LONG_TEXT and _is_flat(text):
         try:
             return _FastLoader(text).get_single_node()  # type: ignore[no-any-return]
         except yaml.YAMLError:
-            pass  # the other parser reports the error
+            pass  # PyYAML's own parser reports the error
     return _Loader(text).get_single_node()
 
 
@@ -170,7 +170,7 @@ def parse_value(text: str, place: SourceLocation) -> Document:
 
 
 def resolve_plain(text: str) -> str | PlainScalar | None:
-    """The value of an unquoted scalar: None, a number or a boolean with its spelling, or text."""
+    """The value of an unquoted scalar: None, a number or boolean together with its spelling, or text."""
     if _NULL.match(text):
         return None
     if _BOOL.match(text):
@@ -202,7 +202,7 @@ def _parse(text: str, place_of: Callable[[int], SourceLocation]) -> Document:
 
 
 class _Builder:
-    """Turns PyYAML's nodes into values and records the place of each key and every problem."""
+    """Turns PyYAML's nodes into values, and records the location of each key and all problems."""
 
     def __init__(self, document: Document, place_of: Callable[[int], SourceLocation]) -> None:
         self.document = document
@@ -268,7 +268,7 @@ class _Builder:
         return result
 
     def entries(self, node: MappingNode, path: KeyPath) -> list[tuple[str, Node, Node]]:
-        """The entries of a mapping, preceded by the entries of its merge key that it does not override."""
+        """The entries of a mapping, after the entries from its merge key. The mapping's own entries take precedence."""
         own: dict[str, tuple[Node, Node]] = {}
         merged: dict[str, tuple[Node, Node]] = {}
         for key_node, value_node in node.value:

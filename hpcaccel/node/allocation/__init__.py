@@ -31,9 +31,9 @@ __all__ = ["SHORT_STEP", "SLOT", "TAKEN_DOWN", "Allocation", "JobStatus", "Local
 TAKEN_DOWN = "the job is being terminated"
 
 SHORT_STEP = "--overlap"
-"""srun option of the steps that prepare and check the nodes: they share the job's CPUs, memory and GPUs with all steps.
-Without it, Slurm may still hold the step's memory when srun has ended, and refuse the ranks' step (22.05:
-"Memory required by task is not available"); and the step would wait for other trials in the same job."""
+"""srun option for steps that prepare and check the nodes: they share the job's CPUs, memory and GPUs with all steps.
+Without this option, Slurm may still hold the memory of such a step after its srun has ended, and refuse the ranks' step
+(22.05: "Memory required by task is not available"). The step would also wait for other trials in the same job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +43,14 @@ class JobStatus:
     running: bool
     """False once the scheduler terminates the job, for instance after scancel or in a preemption without grace time."""
     preempted: bool = False
-    """Chosen for preemption; while ``running``, the job is in its grace time."""
+    """Whether the job was chosen for preemption. While it is still ``running``, it is in its grace time."""
     will_requeue: bool = False
-    """The job is being terminated, and the scheduler will restart it or start the next job of its chain."""
+    """Whether the job is being terminated and the scheduler will restart it or start the next job of its chain."""
     termination_reason: Reason | None = None
     """``preempted``, ``time_limit`` or ``lost`` (node failure); for a sweep's trial also ``cancelled``. None while the
     job runs, after a user's cancel, or if Slurm itself requeues the job."""
     requeueable: bool = False
-    """The scheduler terminates the job by its own decision, and ``scontrol requeue`` may still succeed."""
+    """Whether the scheduler terminates the job by its own decision and ``scontrol requeue`` may still succeed."""
     failed_nodes: tuple[str, ...] = ()
     """Nodes of the job whose failure caused the termination."""
     submit_time: float | None = None
@@ -64,7 +64,7 @@ class JobStatus:
 class Allocation(Protocol):
     job_id: str
     jobs: Sequence[str]
-    """This job and the other jobs of its chain: the run's caps apply to all of them together."""
+    """IDs of this job and of the other jobs of its chain. The run's caps apply to all of them together."""
     restart_count: int
     nodes: list[str]
     chained: bool
@@ -81,11 +81,11 @@ class Allocation(Protocol):
         ...
 
     def status(self, *, patient: bool = True) -> JobStatus:
-        """The job's status. ``patient``: retry for a few seconds if the scheduler does not respond."""
+        """The job's status. If ``patient`` is true, retry for a few seconds if the scheduler does not respond."""
         ...
 
     def terminated(self) -> None:
-        """Record that SIGTERM or SIGINT has arrived or is pending."""
+        """Note that SIGTERM or SIGINT has arrived or is pending."""
         ...
 
     @property
@@ -94,11 +94,11 @@ class Allocation(Protocol):
         ...
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
-        """The part of ``nodes`` that can be excluded so that a job on ``needed`` nodes can still start."""
+        """Those of ``nodes`` that can be excluded while a job on ``needed`` nodes can still start."""
         ...
 
     def step_state(self, job_id: str, step_id: str) -> JobState | None:
-        """The state of a step of ranks in Slurm's accounting, or None if it is not found."""
+        """The state of a step of ranks in Slurm's accounting, or None if no state is found."""
         ...
 
     def avoid(self, nodes: Sequence[str], *, instead_of: Sequence[str], now: bool = False) -> None:
@@ -114,13 +114,14 @@ class Allocation(Protocol):
         """Requeue the job. If the scheduler does so at once, it kills this process and the call does not return.
 
         Returns:
-            Why the requeue failed; empty if the run continues once this job has ended.
+            Why the requeue failed; an empty string if the run continues once this job has ended.
         """
         ...
 
 
 class LocalAllocation:
-    """This machine: no queue; the supervisor enforces the time limit; a requeue runs the batch script again."""
+    """This machine, used as an allocation. There is no queue, the supervisor enforces the time limit, and a requeue
+    runs the batch script again."""
 
     kill_wait_seconds = None
     chained = False
@@ -132,7 +133,7 @@ class LocalAllocation:
         self.restart_count = int(os.environ.get("HPCACCEL_RESTART_COUNT", "0"))
         self.nodes = ["localhost"]
         self._script = run.script
-        # The time limit counts from the start of the batch step: a restarted supervisor gets no extra time.
+        # The time limit counts from the start of the batch step, so that a restarted supervisor gets no extra time.
         pid, began = batch.began() or (os.getpid(), time.time())
         self._start_time = started_at(pid)
         self._end_time = None if launch.time_limit_seconds is None else began + launch.time_limit_seconds
@@ -177,14 +178,14 @@ _GPUS_HERE = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One of ``of`` equal shares of an allocation, for one trial."""
+    """A trial's share of an allocation that is divided into ``of`` equal shares, numbered from 0."""
 
     number: int
     of: int
 
     @classmethod
     def parse(cls, text: str) -> Slot:
-        """Parse ``number/of``."""
+        """Parse a slot in the form ``number/of``, such as ``0/2``."""
         number, of = text.split("/")
         return cls(number=int(number), of=int(of))
 

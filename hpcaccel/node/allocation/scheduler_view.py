@@ -1,8 +1,8 @@
 """The scheduler's view of this allocation: when to query Slurm, the last status, and the meaning of a signal.
 
 Each query takes time on Slurm's controller, so a supervisor queries after a signal and otherwise rarely. The
-supervisors of a sweep's trials read the status that their worker shares in ``workers/<i>/job.json``: they need the
-job's times at the start of each trial, which in a sweep of short trials would mean hundreds of queries a minute.
+supervisors of a sweep's trials need the job's times at the start of each trial. They read the status that their worker
+shares in ``workers/<i>/job.json``, because short trials would otherwise cause hundreds of queries a minute.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = [
 QUERY_SECONDS = 60.0
 """Shortest interval between routine queries."""
 SELDOM_SECONDS = 300.0
-"""Longest interval between queries. Slurm does not notify a job whose time limit was shortened, so the job polls. While
-its end is far away, it polls rarely, because all tasks of an array poll. If less than this interval is left after the
+"""Longest interval between queries. Slurm does not notify a job whose time limit was shortened, so the job polls. It
+polls rarely while its end is far away, because all tasks of an array poll. If less than this interval is left after the
 change, the job may notice the change only through Slurm's own warning."""
 EARLY_SECONDS = 90
-"""Slurm may send its warning signal up to 60 seconds early. A warning more than this number of seconds early
-belongs to a limit that has been extended since, or was sent by a user."""
+"""Slurm may send its warning signal up to 60 seconds early. A warning that arrives more than this number of seconds
+early is for a time limit that has been extended since, or was sent by a user."""
 WORKER_JOB = "HPCACCEL_WORKER_JOB"
 """Environment variable for a trial's supervisor: the path of ``job.json``."""
 KILL_WAIT = "HPCACCEL_KILL_WAIT"
@@ -56,7 +56,7 @@ class SharedJobStatus:
 
 
 class SchedulerView:
-    """The last status of this allocation, and its times (seconds since the epoch).
+    """The last status of this allocation, and the job's times (seconds since the epoch).
 
     Args:
         shared: returns a recent status queried by another process of this allocation, or None.
@@ -74,7 +74,8 @@ class SchedulerView:
         self.queued_at: float | None = None
         self.allocated_at: float | None = None
         self.over_since: float | None = None
-        """When a query first found the allocation being terminated. Slurm does not account for the time after that."""
+        """When a query first found that the allocation is being terminated. Slurm's accounting does not count the time
+        after that."""
 
     def query(self, *, patient: bool = True) -> JobStatus:
         """Query the scheduler, see ``Allocation.status``."""
@@ -84,8 +85,8 @@ class SchedulerView:
         return status
 
     def refresh(self, *, patient: bool = True) -> None:
-        """Like ``query``, but accept a shared status that is some minutes old. Its times are reliable, but it does not
-        show recent events."""
+        """Like ``query``, but use a shared status if there is one. That status may be some minutes old: its times are
+        reliable, but it does not show recent events."""
         if (shared := self._shared()) is None:
             self.query(patient=patient)
         elif shared.queried_at > self.queried_at:
@@ -123,8 +124,8 @@ class SignalMeaning:
 
     reason: Reason
     job: Literal["requeue", "returns", "ends"]
-    """requeue: the batch step must requeue the job; returns: the scheduler restarts it, or the next job of its chain
-    continues; ends: nothing restarts this job."""
+    """requeue: the batch step must requeue the job; returns: the scheduler restarts the job, or starts the next job of
+    its chain; ends: nothing restarts the job."""
 
     @property
     def is_cancel(self) -> bool:
@@ -144,8 +145,8 @@ def signal_meaning(
 
     Args:
         number: SIGUSR2, which Slurm sends before the time limit and at the start of a grace time; SIGTERM, which
-            it sends when it terminates the job; SIGINT, treated like SIGTERM; None if no signal arrived.
-        warning_seconds: how long before the time limit Slurm was requested to send its warning.
+            Slurm sends when it terminates the job; SIGINT, treated like SIGTERM; None if no signal arrived.
+        warning_seconds: how long before the time limit Slurm sends its warning, as requested.
         end_time: when the time limit is reached (seconds since the epoch).
         was_extended: see ``SchedulerView.was_extended``.
         is_late: the end is so near that the ranks must stop now.
@@ -174,9 +175,9 @@ def _taken_down(status: JobStatus) -> SignalMeaning:
 
 
 def write_shared_status(path: Path, status: JobStatus, *, queried_at: float) -> None:
-    """Write ``status`` to ``path`` if the job is running and not preempted. Any other known status removes the
-    file, so that each trial queries the scheduler itself. An unknown status leaves the file unchanged, to avoid these
-    queries."""
+    """Write ``status`` to ``path`` if the job is running and not preempted. For any other known status, remove the
+    file, so that each trial queries the scheduler itself. If the status is unknown, leave the file unchanged, so that
+    the trials need not query."""
     if not status.known:
         return
     if not status.running or status.preempted:
@@ -199,7 +200,7 @@ def write_shared_status(path: Path, status: JobStatus, *, queried_at: float) -> 
 
 
 def read_shared_status(path: Path) -> SharedJobStatus | None:
-    """The status shared by the worker; None if there is none or it is too old."""
+    """The status that the worker shares; None if there is no such status or it is too old."""
     value = read_json(path)
     if value is None or time.time() - value["asked"] > OLDEST_SECONDS:
         return None

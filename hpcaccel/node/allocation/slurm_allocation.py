@@ -1,11 +1,12 @@
 """A Slurm job as seen from its batch step: its status, the reason for its termination, and its requeue.
 
 A preempted job can be requeued in two ways. ``scontrol requeue`` works while the job runs. Since 24.05 Slurm also
-requeues a job itself when the batch script ends in the grace time: at the start of the grace time it sets a flag on the
-job (GRACE_PREEMPT; slurmctld's job_complete), which this requeue clears. ``scontrol requeue`` does not clear the flag:
-Slurm would take the end of the next start for the end of the preemption, and start the job once more. Slurm counts the
-requeues at a script's end, and holds the job at the MaxBatchRequeue-th one ("launch failure limit exceeded requeued
-held"). It does not count ``scontrol requeue``, which is therefore used once the count comes close to that limit.
+requeues a job itself when the batch script ends in the grace time. For this Slurm sets a flag on the job at the start
+of the grace time (GRACE_PREEMPT, see job_complete in slurmctld), and this requeue clears the flag. ``scontrol requeue``
+does not clear it: Slurm would take the end of the next start for the end of the preemption, and start the job once
+more. Slurm counts the requeues at a script's end, and holds the job at the MaxBatchRequeue-th one ("launch failure
+limit exceeded requeued held"). It does not count uses of ``scontrol requeue``, so that command is used once the count
+comes close to this limit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hpcaccel.slurm.states import JobInfo, JobState
 __all__ = ["SlurmAllocation", "requeued_at_its_end", "unchained_allocation"]
 
 SAME_MOMENT_SECONDS = 2
-"""If a job's end differs from its PreemptTime by no more than this, the preemption ended it."""
+"""If a job's end differs from its PreemptTime by no more than this, the preemption ended the job."""
 _ENDS: dict[JobState | None, Reason | None] = {
     JobState.PREEMPTED: "preempted", JobState.NODE_FAIL: "lost", JobState.CANCELLED: None,
 }  # fmt: skip
@@ -38,7 +39,7 @@ _ENDS: dict[JobState | None, Reason | None] = {
 KILL_WAIT_SECONDS = 30.0
 """Slurm's default for KillWait."""
 REQUEUE_DELAYS_SECONDS = (2, 5, 10, 20, 30, 60, 0)
-"""Delay after each try to requeue the job."""
+"""The delay after each try to requeue the job, in order."""
 FIRST_RELEASE = (24, 5)
 """The first release that requeues a preempted job at the end of its batch script."""
 MAX_BATCH_REQUEUE = 5
@@ -53,7 +54,8 @@ class SlurmAllocation:
     chained = False
     status_is_free = False
     GOES_ON_IN_DOUBT = False
-    """Whether to assume a preemption or a lost node if Slurm gives no reason, though a user may have cancelled."""
+    """Whether to assume a preemption or a lost node if Slurm gives no reason, although the user may have cancelled the
+    job."""
 
     def __init__(self, slurm: Slurm | None = None) -> None:
         env = os.environ
@@ -62,7 +64,7 @@ class SlurmAllocation:
                 "SLURM_JOB_ID is not set: this program is the batch step of a job. Start it with `hpcaccel submit`"
             )
         array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
-        # In one task of an array SLURM_JOB_ID is the array's own ID: requeueing it would restart all tasks.
+        # In one task of an array SLURM_JOB_ID is the array's own ID: a requeue of that ID would restart all tasks.
         self.job_id = f"{array}_{task}" if array and task else env["SLURM_JOB_ID"]
         self.jobs: Sequence[str] = (self.job_id,)
         self.restart_count = int(env.get("SLURM_RESTART_COUNT", "0"))
@@ -95,7 +97,7 @@ class SlurmAllocation:
             will_requeue = job.restarts > self.restart_count
             termination_reason = None if job.state.is_running or will_requeue else self._find_termination_reason(job)
             return JobStatus(
-                # If Slurm considers this node dead, it may restart the job while this start runs. Then end this one.
+                # If Slurm considers this node dead, it may restart the job while this start runs, which must then end.
                 running=job.state.is_running and not will_requeue,
                 preempted=_is_preempted(job),
                 will_requeue=will_requeue,
@@ -113,7 +115,7 @@ class SlurmAllocation:
         """Why Slurm terminates a job without requeueing it; None for a user's cancel.
 
         In a preemption by CANCEL, PreemptTime moves to the time of the kill (22.05). If a user cancels the job in its
-        grace time, PreemptTime is older. The accounting gets the final state, often a little later.
+        grace time, PreemptTime is older than the kill. The final state often appears in the accounting a little later.
         """
         if job.start_time is not None and job.end_time is not None and job.time_limit_seconds is not None:  # noqa: SIM102
             if job.end_time >= job.start_time + job.time_limit_seconds:
@@ -149,7 +151,7 @@ class SlurmAllocation:
         try:
             return tuple(self._slurm.failed_nodes(self.nodes))
         except (ClusterError, SlurmCommandError):
-            return ()  # then only the reported reason is less exact
+            return ()  # without the nodes, only the reported reason is less exact
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
         try:
@@ -182,7 +184,7 @@ class SlurmAllocation:
             self._exclude(self.job_id)
 
     def _exclude(self, job_id: str) -> None:
-        """Update the excluded nodes of the pending job ``job_id``; keep those that the user excluded."""
+        """Update the excluded nodes of the pending job ``job_id``. Nodes that the user excluded stay excluded."""
         nodes, before = self._avoid
         problem = ""
         for delay in (0.5, 1, 2, 0) if nodes or before else ():
@@ -234,9 +236,9 @@ class SlurmAllocation:
                 except SlurmCommandError as error:
                     problem = str(error)
                 else:
-                    # Slurm excludes nodes for pending jobs only. This job is pending now. SIGTERM, which is blocked
-                    # here, has been sent, and SIGKILL follows after KillWait (30 s by default). Tried on 22.05, also
-                    # with arrays.
+                    # Slurm excludes nodes for pending jobs only, and this job is pending now. Slurm has sent SIGTERM,
+                    # which is blocked here, and sends SIGKILL after KillWait (30 s by default). Tested on 22.05, with
+                    # arrays too.
                     self._exclude(self.job_id)
                     time.sleep(60)
                     problem = "Slurm accepted the requeue but did not end this job within 60 seconds"
@@ -245,13 +247,13 @@ class SlurmAllocation:
 
 
 def _is_preempted(job: JobInfo) -> bool:
-    """Whether Slurm has chosen the current start of the job for preemption, not an earlier one."""
+    """Whether Slurm has chosen the current start of the job for preemption, not an earlier start."""
     return job.preempt_time is not None and job.preempt_time >= (job.start_time or 0.0)
 
 
 def requeued_at_its_end(slurm: Slurm, job: JobInfo) -> bool:
     """Whether Slurm will requeue this preempted job at the end of its batch script. False if the configuration leaves
-    any doubt: a job that is not requeued would be lost."""
+    any doubt, because the run would not continue if Slurm did not requeue the job."""
     if job.preempt_time is None or not job.state.is_running or not job.requeue:
         return False
     try:
@@ -264,20 +266,23 @@ def requeued_at_its_end(slurm: Slurm, job: JobInfo) -> bool:
 
 
 def _may_end_again(job: JobInfo, config: dict[str, str]) -> bool:
-    """Whether this end of the script, and the end of the extra start after a later ``scontrol requeue``, stay below
-    MaxBatchRequeue. Slurm does not show its count, which never exceeds the job's restarts."""
+    """Whether Slurm's count of requeues stays below MaxBatchRequeue at this end of the script, and at the end of the
+    extra start that a later ``scontrol requeue`` causes. Slurm does not show this count, which is at most the job's
+    number of restarts."""
     limit = config.get("MaxBatchRequeue", "")
     return job.restarts + 2 < (int(limit) if limit.isdecimal() else MAX_BATCH_REQUEUE)
 
 
 def _release(version: str) -> tuple[int, int]:
-    """The release as numbers, such as (26, 11) for ``26.11.0-0rc1``; (0, 0) if ``version`` does not begin with one."""
+    """The release as two numbers, such as (26, 11) for ``26.11.0-0rc1``; (0, 0) if ``version`` does not begin with a
+    release."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def _preempt_mode(slurm: Slurm, job: JobInfo, config: dict[str, str]) -> str:
-    """The PreemptMode of this job: its partition's or QOS's, else the cluster's (slurm.conf(5)); empty if unknown."""
+    """The PreemptMode for this job: that of its partition or QOS, else that of the cluster, see slurm.conf(5); empty
+    if unknown."""
     kind, mode = config.get("PreemptType", ""), ""
     if kind.endswith("partition_prio"):
         mode = next((one.preempt_mode for one in slurm.partitions() if one.name == job.partition), "")

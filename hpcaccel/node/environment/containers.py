@@ -63,7 +63,7 @@ class Wrapped:
     """A command and its environment, wrapped if the ranks run in a container."""
 
     srun: list[str]
-    """Options for srun, before the command; only pyxis needs any."""
+    """srun options, which come before the command. Only pyxis needs any."""
     command: list[str]
     env: dict[str, str]
 
@@ -124,7 +124,7 @@ def choose_runtime(container: LaunchContainer, *, local: bool) -> str:
 
 
 def cached_image(container: LaunchContainer, runtime: str) -> Path:
-    """The file that a node opens: the image itself, or the file imported from the registry."""
+    """The image file that a node opens: the spec's own file, or the file imported from the registry."""
     if container.is_file:
         return Path(container.image)
     name = _NO_NAME.sub("_", container.image.partition("://")[2])[:80]
@@ -142,7 +142,7 @@ def into_container(
 ) -> Wrapped:
     """Wrap ``command`` to run inside the container with the environment ``env``.
 
-    Values of variables are never passed as arguments, because secrets would show up in the process list.
+    Values of variables are never passed as command-line arguments, which would show secrets in the process list.
 
     Args:
         also: additional mounts, ``source:target``.
@@ -150,7 +150,7 @@ def into_container(
     image = str(cached_image(container, runtime))
     mounts = [*container.mounts, *also]
     variables = {name: value for name, value in env.items() if name not in _HOSTS_OWN}
-    variables.setdefault("PYTHONNOUSERSITE", "1")  # Apptainer mounts $HOME, with another Python's user packages
+    variables.setdefault("PYTHONNOUSERSITE", "1")  # Apptainer mounts $HOME, where another Python's packages are
     variables.update(container.env)
     if runtime == "pyxis":
         return Wrapped(srun=_pyxis(container, image, mounts), command=list(command), env=variables)
@@ -187,14 +187,14 @@ def _over_the_images_own(variables: MutableMapping[str, str], env: Mapping[str, 
 
 
 def _as_in_fstab(mount: str) -> str:
-    """Escape a mount for enroot and for pyxis up to 0.23: they write it to an fstab(5) line, whose fields end at white
-    space."""
+    """Escape a mount for enroot and for pyxis up to 0.23, which write mounts unchanged to an fstab(5) line. The fields
+    of such a line end at white space."""
     return mount.replace("\\", r"\134").replace(" ", r"\040").replace("\t", r"\011")
 
 
 def _enroot(image: str, mounts: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """enroot's command line. enroot passes on only named variables and has no option for the working directory, so the
-    rank's shim changes to it."""
+    """enroot's command line. enroot passes on only named variables. It has no option for the working directory, so the
+    rank's shim changes to that directory."""
     command = ["enroot", "start", "--rw"]
     for mount in mounts:
         source, target, *flags = _as_in_fstab(mount).split(":")
@@ -207,7 +207,7 @@ def _enroot(image: str, mounts: Sequence[str], variables: Mapping[str, str]) -> 
 
 
 def import_image(container: LaunchContainer, runtime: str) -> Path:
-    """The image's file, imported from the registry if it is missing.
+    """Import the image from the registry if its file is missing. Returns the image file.
 
     Raises:
         RankEnvironmentError: the image file does not exist, or the import failed.
@@ -225,7 +225,7 @@ def import_image(container: LaunchContainer, runtime: str) -> Path:
 
 
 def import_for(run: RunDir, runtime: str) -> int:
-    """Import the image of ``run``. Returns an exit code; an error is the last line on standard output, as JSON."""
+    """Import the image of ``run``. Returns exit code 0, or 1 after an error, which is printed as one line of JSON."""
     container = read_launch(run).container
     assert container is not None
     try:

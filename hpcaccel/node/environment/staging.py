@@ -29,14 +29,15 @@ from hpcaccel.slurm import hostlist
 __all__ = ["STAGE_DIR", "NoRoom", "bring", "each_node", "problem_in", "stage_directory", "stage_here", "unstage_here"]
 
 STAGE_DIR = "HPCACCEL_STAGE_DIR"
-"""Environment variable for the ranks: the folder on the node's local disk with a copy of each source under its own
-name."""
+"""Environment variable for the ranks: the folder on the node's local disk that contains a copy of each source, under
+the name of the source."""
 
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 def stage_directory(stage: LaunchStage, env: Mapping[str, str]) -> Path:
-    """The folder for the copies, the same path on every node. With ``stage.keep``, jobs with the same sources share it.
+    """The folder for the copies, at the same path on every node. With ``stage.keep``, jobs with the same sources share
+    this folder.
 
     Raises:
         RankEnvironmentError: the path uses a variable that is not set in the job, or is not absolute.
@@ -78,7 +79,7 @@ def each_node(run: RunDir, launch: LaunchSpec, arguments: Sequence[str], *, avoi
 
 
 def stage_here(launch: LaunchSpec, directory: Path) -> int:
-    """Copy all sources to this node, and print the result as one JSON line. Returns an exit code."""
+    """Copy all sources to this node, and print the result as one JSON line. Returns exit code 0, or 1 on a problem."""
     assert launch.stage is not None
     answer: dict[str, Any] = {"node": node_name()}
     try:
@@ -95,13 +96,14 @@ def stage_here(launch: LaunchSpec, directory: Path) -> int:
 
 
 def unstage_here(directory: Path) -> int:
-    """Remove the staged copies from this node."""
+    """Remove the staged copies from this node. Returns exit code 0."""
     shutil.rmtree(directory, ignore_errors=True)
     return 0
 
 
 def problem_in(lines: Sequence[str]) -> tuple[str, list[str]]:
-    """The first problem that nodes reported, in one sentence, and the nodes that reported it; both empty if none."""
+    """Returns the first problem that nodes reported, as one sentence, and the nodes that reported it. Both are empty if
+    there was no problem."""
     problems: dict[str, list[str]] = {}
     for found in objects_in("\n".join(lines), keys={"node", "problem"}):
         if found["problem"]:
@@ -131,7 +133,7 @@ def bring(source: Path, directory: Path) -> int:
     """
     target = directory / source.name
     with (directory / f".{source.name}.lock").open("w") as lock:
-        lock_file(lock)  # with stage.keep several jobs may stage the same data: one of them copies
+        lock_file(lock)  # with stage.keep several jobs may stage the same data: only one of them copies it
         missing = [(one, to) for one, to in _files(source, target) if not _same(one, to)]
         needed = sum(one.stat().st_size - _begun(one, to) for one, to in missing)
         _check_room(directory, needed, source)
@@ -147,8 +149,8 @@ def bring(source: Path, directory: Path) -> int:
 
 
 def _files(source: Path, target: Path) -> Iterator[tuple[Path, Path]]:
-    """Pairs of source file and copy; creates the folders. Symbolic links are followed, including those that point
-    outside the source."""
+    """Yield each source file together with the path of its copy, and create the folders of the copies. Symbolic links
+    are followed, including those that point outside the source."""
     if not source.is_dir():
         source.stat()  # raises an error if the source is missing
         yield source, target

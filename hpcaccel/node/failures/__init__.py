@@ -29,17 +29,17 @@ class Cause:
     advice: str = ""
     """What the user can do or check; empty if nothing is needed."""
     errors: tuple[str, ...] = ()
-    """Patterns for a rank's last exception, ``Type: message``, or for one that it was raised from."""
+    """Patterns for a rank's last exception, as ``Type: message``, or for an exception from which it was raised."""
     lines: tuple[str, ...] = ()
-    """Patterns for any line in a rank's or the batch step's log. A group ``node`` names the node to blame."""
+    """Patterns for any line in a rank's or the batch step's log. A group called ``node`` matches the node to blame."""
     ends: tuple[str, ...] = ()
     """Patterns for a rank's end as srun reports it: ``Killed``, ``Exited with exit code 2``."""
     last_only: bool = False
     """``errors`` apply only to the last exception: programs often catch this type of exception and continue."""
     innocent: bool = False
-    """Not the run's fault: if a node is excluded for this cause, the attempt does not count towards the caps."""
+    """Whether the run is not at fault: an attempt whose node is excluded for this cause does not count for the caps."""
     never_began: bool = False
-    """The ranks were not started. Unless ``follows`` is ``restart``, the allocation is unusable."""
+    """Whether the ranks were not even started. Unless ``follows`` is ``restart``, the allocation is then unusable."""
     elsewhere: bool = False
     """Blame only the node named in the line, never the node of the rank whose log contains the line."""
     in_run: bool = False
@@ -182,7 +182,7 @@ CAUSES = (
         follows="restart",
         advice="The rank's log contains the messages of pyxis and enroot. Check the image and the node's free space "
         "(ENROOT_DATA_PATH).",
-        # If the run has a container, ``classify`` also finds enroot's own messages (without pyxis).
+        # If the ranks run in enroot without pyxis, ``classify`` finds enroot's own messages.
         lines=(_STEPD + r"error: pyxis: (?:failed to|couldn't|could not|unable to|unexpected) ",),
     ),
     # -- Slurm's own decisions; the job's status in Slurm takes precedence over these log lines --------------------
@@ -359,7 +359,7 @@ CAUSES = (
         advice="Check the last lines of the rank's log.",
         ends=(r"Exited with exit code",),
     ),
-    # -- echoes of another rank's end; the cause only if no rank shows another cause -------------------------------
+    # -- consequences of another rank's end; a cause only if no rank shows any other -------------------------------
     Cause(
         name="rendezvous",
         meaning="the ranks could not connect to each other: a port in use, an unknown host name, a missing rank",
@@ -399,5 +399,5 @@ _BY_NAME = {row.name: row for row in CAUSES}
 
 
 def cause(name: str) -> Cause:
-    """The row with this name, or the row ``exit`` for a name from another version."""
+    """The row with this name. For an unknown name, such as one from another version of hpcaccel, the row ``exit``."""
     return _BY_NAME.get(name, _BY_NAME["exit"])

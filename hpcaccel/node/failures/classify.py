@@ -1,4 +1,4 @@
-"""Classification of a failure: finds its cause among all traces of an attempt, and the nodes to blame.
+"""Classification of a failure: finds the failure's cause among all traces of an attempt, and the nodes to blame.
 
 The cause is the trace whose row comes first in the table, not the earliest trace: a rank that has lost its peer often
 fails before the peer itself has logged an error.
@@ -28,7 +28,7 @@ _ENROOT_OR_SLURM = re.compile(r"^(?:\[(?:INFO|WARN|ERROR)\] |srun: |slurmstepd|\
 _ENROOT_ERROR = re.compile(
     r"^\[ERROR\] (?:Command not found|No such file or directory|File already exists|Invalid image)"
 )
-_SIGNALS = {  # srun's text for a rank that was ended by this signal
+_SIGNALS = {  # srun's text for a rank that was killed by this signal
     signal.SIGKILL: "Killed",
     signal.SIGSEGV: "Segmentation fault",
     signal.SIGBUS: "Bus error",
@@ -51,7 +51,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace:
-    """A sign of a cause in a log or in an srun message, and the rank and node where it appears."""
+    """A sign of a cause in a log or in an srun message, with the rank and the node where the sign appears."""
 
     cause: Cause
     text: str
@@ -76,9 +76,9 @@ def classify(
     """Find the cause of a failure.
 
     Args:
-        exit_code: the common exit code of all ranks. It has little meaning once srun has killed ranks.
+        exit_code: the common exit code of all ranks. It says little if srun has killed ranks.
         nodes: nodes of the attempt, in the order of the ranks.
-        step_state: state of the ranks' step in Slurm's accounting, if it was queried.
+        step_state: state of the ranks' step in Slurm's accounting; None if Slurm was not queried.
         in_container: whether the ranks run in a container.
     """
     slurm_lines = read_slurm_lines(run, attempt)
@@ -98,7 +98,7 @@ def classify(
         # The indented lines of a traceback are the program's source code.
         traces += _in_lines([line for line in log.lines if not line.startswith("    ")], rank=log.rank)
     if in_container and not any(log.lines for log in logs):
-        traces += _of_enroot(slurm_lines)  # if srun does not write to the ranks' logs
+        traces += _of_enroot(slurm_lines)  # enroot's messages are here if srun does not write to the ranks' logs
     if step_state is JobState.OUT_OF_MEMORY:
         traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm killed the ranks: OUT_OF_MEMORY"))
     traces += _in_ends(ends or [_unseen_end(exit_code)], traces, logs)
@@ -109,8 +109,8 @@ def classify(
 
 
 def _named(first: _Trace, logs: Sequence[RankLog]) -> _Trace:
-    """Replace a trace of a lost peer with one of the peer itself: a rank without an exception in its log, if such ranks
-    are a minority. Otherwise return ``first``."""
+    """If ``first`` reports a lost peer, return a trace for the peer instead: for the first rank without an exception in
+    its log, if only a minority of the ranks has no exception. Otherwise return ``first``."""
     silent = [log.rank for log in logs if not log.exceptions]
     if first.cause.name not in ("gloo_timeout", "nccl_timeout") or not 0 < 2 * len(silent) < len(logs):
         return first
@@ -137,14 +137,14 @@ def _in_lines(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Tra
 
 
 def _of_enroot(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Trace]:
-    """A trace for each enroot error in ``lines``, which must not contain the program's output."""
+    """Yield a trace for each enroot error in ``lines``, which must not contain the program's output."""
     for line in filter(_ENROOT_ERROR.match, lines):
         yield _Trace(cause=cause("container"), text=line.strip()[:LONGEST], rank=rank)
 
 
 def _in_errors(log: RankLog, run: RunDir) -> Iterator[_Trace]:
-    """A trace for the log's last exception, if it has one. The cause is the first row that matches this exception or
-    one that it was raised from; else ``exception``."""
+    """Yield a trace for the last exception in a log, if there is any. Its cause is the first row that matches this
+    exception or an exception from which it was raised; if no row matches, the cause is ``exception``."""
     folders = {str(run.path), str(run.path.resolve()), str(run.checkpoints.resolve())}
     for row in CAUSES:
         for text in log.exceptions[:1] if row.last_only else log.exceptions:
@@ -159,13 +159,14 @@ def _in_errors(log: RankLog, run: RunDir) -> Iterator[_Trace]:
 
 
 def _odd_rank(text: str, rank: int) -> int:
-    """The rank that an error is about. If one rank's calls differ, all ranks raise the same error, which names it."""
+    """The rank that an error is about. If one rank's calls differ, all ranks raise the same error, which names this
+    rank."""
     match = _DIFFERS.search(text)
     return int(match[1]) if match else rank
 
 
 def _unseen_end(exit_code: int) -> RankEnd:
-    """A rank's end in srun's wording, derived from the exit code if srun has not reported it."""
+    """A rank's end in srun's wording, derived from the exit code. Used if srun has reported no rank's end."""
     number = exit_code - 128
     if number <= 0:
         return RankEnd(node="", rank=-1, how=f"Exited with exit code {exit_code}")
@@ -195,7 +196,8 @@ def _only_follows(end: RankEnd, others: Sequence[_Trace]) -> bool:
 
 
 def _end_text(end: RankEnd, logs: Sequence[RankLog]) -> str:
-    """How a rank ended. If it exited by itself, with the last line of its log (rank 0's log if the rank is unknown)."""
+    """How a rank ended, as text. If the rank exited by itself, the text includes the last line of its log (of rank 0's
+    log if the rank is unknown)."""
     code = end.how.removeprefix("Exited with exit code ")
     if code == end.how:
         return end.how
@@ -212,8 +214,8 @@ def _sentence(trace: _Trace, nodes: Sequence[str]) -> str:
 
 
 def _blamed(first: _Trace, traces: Sequence[_Trace], where: dict[int, str], nodes: Sequence[str]) -> list[str]:
-    """The nodes of all ranks that show this cause, if it may be a node's fault. Empty if there are several nodes and
-    all of them show it: then it is no node's fault."""
+    """The nodes of all ranks that show this cause, if the cause may be a node's fault. Empty if there are several nodes
+    and all of them show the cause: then no single node is at fault."""
     if first.cause.follows != "exclude" and first.cause.name != "hang":
         return []
     found = [

@@ -23,11 +23,11 @@ __all__ = [
 
 BLOCK_BYTES = 1 << 20
 LINE_BYTES = 4096
-"""Number of bytes that a block in a long line repeats from the end of the previous block. Slurm's lines are shorter."""
+"""Number of bytes at the end of a block that the next block repeats within a long line. Slurm's lines are shorter."""
 
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)\w*)(?:: (.*))?$")
 _ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
-"""An exception of any name; used only directly below the last, indented line of a traceback."""
+"""An exception with any name. Used only for a line directly below the last, indented line of a traceback."""
 _CHAIN = re.compile(r"^(?:The above exception was the direct cause of|During handling of the above exception, another)")
 _SRUN_END = re.compile(r"^srun: error: (?P<node>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)$")
 _OF_SLURM = re.compile(
@@ -50,7 +50,7 @@ class RankLog:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """The end of a rank, as in srun's message about it."""
+    """The end of a rank, as srun reports it."""
 
     node: str
     rank: int
@@ -75,7 +75,7 @@ def _read(log: Path) -> RankLog:
 
 
 def _exceptions(lines: list[str]) -> list[str]:
-    """The exception of the last traceback, then those of the tracebacks above that are chained to it."""
+    """The exception of the last traceback, then the exceptions of earlier tracebacks that are chained to it."""
     if not any("Traceback (most recent call last)" in line for line in lines):
         return []
     found: list[str] = []
@@ -91,8 +91,8 @@ def _exceptions(lines: list[str]) -> list[str]:
 
 
 def _whole_message(first: str, below: Sequence[str]) -> str:
-    """An exception's message, in one line. If its first line ends with a colon, it continues in indented lines, and in
-    one more line of advice if the exception is hpcaccel's own."""
+    """An exception's message in one line. If the message's first line ends with a colon, the message continues in the
+    indented lines below, and for hpcaccel's own exceptions in one more line of advice."""
     if not first.endswith(":"):
         return first
     more = list(itertools.takewhile(lambda line: line.startswith(("  ", "\t")) and 'File "' not in line, below))

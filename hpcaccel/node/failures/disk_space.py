@@ -1,7 +1,7 @@
 """Full or unreachable disks: retrying writes, and checking for free space before the ranks start.
 
-All nodes share the run directory, so no node is blamed if its disk is full. Before the ranks start, the batch step
-checks the disk and waits up to 10 minutes for space to be freed.
+All nodes share the run directory, so no node is blamed if the run directory's disk is full. Before the ranks start,
+the batch step checks this disk and waits up to 10 minutes for space to be freed.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ T = TypeVar("T")
 
 
 PATIENCE_SECONDS = 600.0
-"""How long to wait for free space. The nodes are idle meanwhile."""
+"""How long to wait for free space. The nodes are idle during the wait."""
 LOOK_SECONDS = 2.0
 """Interval between two tries to write."""
 UNWRITABLE_ERRNOS = {
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EROFS, errno.EPERM, errno.EACCES,
 }  # fmt: skip
-"""Errors of a disk that is full, unreachable or not writable. They may pass, so writes are retried."""
+"""Errors of a disk that is full, unreachable or not writable. Such a state may pass, so writes are retried."""
 _ENDS = {signal.SIGTERM, signal.SIGINT}
 
 
 def retry_until_writable(write: Callable[[], T], *, run: RunDir) -> T:
     """Retry ``write`` while the disk is full, unreachable or not writable, for up to 10 minutes or until SIGTERM or
-    SIGINT is pending. The caller must have blocked these signals, and no ranks may run. Returns ``write``'s result.
+    SIGINT is pending. Returns the result of ``write``. The caller must have blocked these signals, and no rank may run.
 
     Raises:
         RunDirectoryError: the run directory cannot be written, or is gone.
@@ -92,7 +92,7 @@ def retry_until_writable(write: Callable[[], T], *, run: RunDir) -> T:
 
 
 def gone(run: RunDir) -> RunDirectoryError:
-    """The error for a run directory that no longer exists under its path."""
+    """The error to raise for a run directory that no longer exists at its path."""
     return RunDirectoryError(
         f"{MOVED}: {run.path}. This job ends and does not create it again. Move it back, then run: "
         f"hpcaccel resume {run.run_id}"
@@ -122,7 +122,7 @@ SHORT_OF_ROOM = ("disk_full", "quota", "unwritable", "io_error")
 _UNSPECIFIC_CAUSES = ("launch", "exit", "killed")
 """Causes that may hide a full disk, because the message about it could not be written to a log."""
 _NEEDS = re.compile(r"\bneeds ([\d,]+) bytes")
-"""The size that a save needed, in its error message."""
+"""Matches, in the error message of a save, the number of bytes that the save needed."""
 _CAUSES = {errno.ENOSPC: "disk_full", errno.EDQUOT: "quota", errno.EIO: "io_error", errno.ESTALE: "io_error"}
 
 
@@ -133,10 +133,10 @@ class DiskShortage:
     text: str
 
     def failure(self, detail: str = "") -> Failure:
-        """The failure that this shortage causes.
+        """A failure with this shortage as its cause.
 
         Args:
-            detail: detail of the failure that it explains, if any.
+            detail: detail of an earlier failure that this shortage explains, if there is one.
         """
         return Failure(cause=cause(self.cause), detail=f"{detail}; {self.text}" if detail else self.text)
 
@@ -178,18 +178,19 @@ def _figures(folder: Path, needed: int) -> str:
 
 
 def bytes_to_save(run: RunDir, detail: str) -> int:
-    """Bytes that must be free before the ranks restart: the size that the failed save reported in ``detail``, its
-    error message, or the size of the newest checkpoint, whichever is larger."""
+    """Number of bytes that must be free before the ranks restart: the size of the newest checkpoint, or the size that
+    ``detail`` (the error message of the failed save) names if it is larger."""
     needs = sum(int(number.replace(",", "")) for number in _NEEDS.findall(detail))
     newest = checkpoint_files.newest(run.checkpoints)
     return max(needs, 0 if newest is None else int(newest.manifest.get("bytes", 0)))
 
 
 def explained_by_room(run: RunDir, failure: Failure) -> Failure:
-    """Refine ``failure`` by the present state of the disk: replace a vague cause with a shortage in the run directory,
-    and add needed and free bytes to ``disk_full``.
+    """Refine ``failure`` with the current state of the disk: replace a vague cause if the run directory is full or not
+    writable now, and add the needed and the free bytes to the detail of ``disk_full``.
 
-    The full disk may be a different one, which cannot be checked here. Then ``failure`` is returned unchanged.
+    If the run directory has enough space, another disk may be full, which cannot be checked here. ``failure`` is then
+    returned unchanged.
     """
     may_be_elsewhere = failure.cause.name in ("exception", "io_error") and cause("unwritable").in_error(failure.detail)
     if failure.cause.name in _UNSPECIFIC_CAUSES or may_be_elsewhere:
@@ -213,8 +214,8 @@ def wait_before_start(run: RunDir, last: AttemptEnd | None, *, checks: bool) -> 
     """Check the disk before the ranks start. Returns None if there is enough space, else a ``WaitForRoom`` to poll.
 
     Args:
-        last: the end of the previous attempt. If it failed for lack of space, its checkpoint must fit now.
-        checks: check the disk before every start, not only after such a failure.
+        last: end line of the previous attempt. If that attempt failed for lack of space, its checkpoint must fit now.
+        checks: check the disk before every start, not only after an attempt that failed for lack of space.
 
     Raises:
         RunDirectoryError: the run directory is gone.
@@ -234,11 +235,11 @@ def wait_before_start(run: RunDir, last: AttemptEnd | None, *, checks: bool) -> 
 
 
 class WaitForRoom:
-    """Waits for free space in a run directory, with the interface of ``RankProcesses``. Its exit code is 0 once there
-    is enough space, and 1 after 10 minutes or a request to stop.
+    """Waits for free space in a run directory. Has the interface of ``RankProcesses``: ``poll`` returns exit code 0
+    once there is enough space, and 1 after 10 minutes or a request to stop.
 
     Args:
-        look: returns the present shortage, or None if there is enough space.
+        look: returns the current shortage, or None if there is enough space.
     """
 
     def __init__(self, look: Callable[[], DiskShortage | None]) -> None:
@@ -256,7 +257,7 @@ class WaitForRoom:
         return 1 if time.monotonic() > self._until else None
 
     def failure(self) -> Failure | None:
-        """Why the ranks cannot start after the wait; None if there is enough space now."""
+        """The failure because of which the ranks cannot start after the wait; None if there is enough space now."""
         if self.missing is None:
             return None
         found = self.missing.failure()

@@ -46,7 +46,7 @@ class Exclusions:
         return sorted({one.node for one in self.nodes})
 
     def room_for(self, nodes: Sequence[str]) -> list[str]:
-        """The part of ``nodes`` that may be newly excluded within ``resilience.max_excluded``."""
+        """Those of ``nodes`` that are not excluded now and can be excluded without exceeding ``max_excluded``."""
         active = self.active()
         new = [node for node in nodes if node not in active]
         return new[: max(0, self.limits.max_excluded - len(active))]
@@ -61,7 +61,7 @@ class Exclusions:
         self._write()
 
     def worth_another_try(self, nodes: Sequence[str]) -> bool:
-        """Whether to requeue a job that has started on these excluded nodes. If so, records this try."""
+        """Whether to requeue a job that has started on these excluded nodes. If so, records the requeue as a try."""
         found = [one for one in self.nodes if one.node in nodes and one.expires > time.time()]
         if any(one.tries >= TRIES for one in found):
             return False
@@ -75,7 +75,7 @@ class Exclusions:
 
 
 class Placement:
-    """Chooses the nodes of an allocation for the ranks, and the nodes that the run may exclude."""
+    """Chooses which nodes of the allocation the ranks use, and which nodes the run may exclude."""
 
     def __init__(self, run: RunDir, launch: LaunchSpec, allocation: Allocation) -> None:
         self._launch = launch
@@ -99,13 +99,13 @@ class Placement:
         return [node for node in self.nodes if node in active]
 
     def worth_leaving(self, nodes: Sequence[str]) -> bool:
-        """Whether to requeue the job because of these excluded nodes. If so, records this try."""
+        """Whether to requeue the job because it has started on these excluded nodes. If so, records the requeue."""
         if not self._launch.resilience.requeue:
             return False
         return bool(self._dispensable(nodes)) and self._exclusions.worth_another_try(nodes)
 
     def excludable(self, blamed: Sequence[str]) -> tuple[tuple[str, ...], bool]:
-        """The blamed nodes that may be excluded, and whether the allocation has enough nodes without them."""
+        """Returns the blamed nodes that may be excluded, and whether the allocation has enough nodes without these."""
         blamed = self._exclusions.room_for(blamed)
         if not blamed:
             return (), False

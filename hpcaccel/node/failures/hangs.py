@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 
 LEAST_SECONDS = 600.0
 STEPS = 20
-"""The default limit is this multiple of the slowest rank's step duration, at least ``LEAST_SECONDS``."""
+"""The default limit is this multiple of the slowest rank's step duration, but at least ``LEAST_SECONDS``."""
 PATIENT = 3
-"""Factor on the limit where a rank may take longer: in the first two steps, which may compile; in loads and saves;
-while its stack changes; and if it is the only rank, so that no other rank waits."""
+"""The limit is multiplied by this factor where a rank may take longer: in the first two steps, which may compile; in
+loads and saves; while the rank's stack changes; and for a single rank, for which no other rank waits."""
 SILENT_BEATS = 6
-"""A rank is silent after this number of missing heartbeats."""
+"""A rank counts as silent after this number of missing heartbeats."""
 SILENT_SECONDS = 300.0
 """A silent rank counts as hanging once the other ranks have waited for this time, or for the limit if that is
 shorter. C code that holds the GIL may take a while."""
@@ -50,7 +50,7 @@ JUDGED = ("loading", "training", "evaluating", "saving")
 
 class DumpableRanks(Protocol):
     def dump(self) -> None:
-        """Make every rank write its stacks. A stopped rank (SIGSTOP) does so once it is woken."""
+        """Make every rank write its stacks. A stopped rank (SIGSTOP) writes them once it is woken."""
         ...
 
     def wake(self) -> None:
@@ -59,8 +59,8 @@ class DumpableRanks(Protocol):
 
 
 def limit_seconds(setting: int | None, signs: Sequence[RankSign]) -> float:
-    """How many seconds the ranks may make no progress: ``setting`` from the spec, else derived from the slowest rank's
-    step duration. 0: no limit."""
+    """How many seconds the ranks may go without progress: ``setting`` from the spec, else a value derived from the
+    slowest rank's step duration. 0 means that there is no limit."""
     if setting is not None:
         return float(setting)
     steps = [sign.beat.step_seconds for sign in signs if sign.beat.step_seconds is not None]
@@ -68,7 +68,7 @@ def limit_seconds(setting: int | None, signs: Sequence[RankSign]) -> float:
 
 
 def find_hang(signs: Sequence[RankSign], setting: int | None, stopped: Callable[[RankSign], bool]) -> Hang | None:
-    """The hang that the heartbeats of all ranks show, or None.
+    """The hang that the heartbeats of all ranks show, or None if the ranks do not hang.
 
     Args:
         setting: ``resilience.hang_timeout_seconds``.
@@ -97,7 +97,7 @@ def find_hang(signs: Sequence[RankSign], setting: int | None, stopped: Callable[
 
 
 def _apart(signs: Sequence[RankSign]) -> tuple[list[RankSign], list[RankSign]]:
-    """Split the ranks into those at the end of the program and the others."""
+    """Returns the ranks at the end of the program, and the other ranks."""
     left = [sign for sign in signs if sign.beat.phase == "leaving"]
     return left, [sign for sign in signs if sign.beat.phase != "leaving"]
 
@@ -122,14 +122,14 @@ def _judged(signs: Sequence[RankSign]) -> bool:
 
 
 def _have_started_training(silent: Sequence[RankSign], others: Sequence[RankSign]) -> bool:
-    """Whether the silent ranks have reached the training loop. A rank whose last known phase is "starting" has done so
-    if the other ranks have done a step, because they cannot do one without this rank."""
+    """Whether the silent ranks have reached the training loop. A rank whose last known phase is "starting" has reached
+    it if the other ranks have done a step, because they cannot do a step without this rank."""
     stepped = all(sign.beat.step > sign.beat.first_step for sign in others)
     return all(sign.beat.phase in JUDGED or (sign.beat.phase == "starting" and stepped) for sign in silent)
 
 
 def _nothing_for(sign: RankSign, limit: float, *, alone: bool) -> bool:
-    """Whether a rank has made no progress for ``limit`` seconds; see ``PATIENT`` for the cases with a longer limit."""
+    """Whether a rank has made no progress for ``limit`` seconds. ``PATIENT`` lists the cases with a longer limit."""
     beat = sign.beat
     patient = alone or beat.phase in ("loading", "saving") or beat.step <= beat.first_step + 1
     if sign.idle <= (PATIENT * limit if patient else limit):
@@ -157,8 +157,8 @@ def _on_one(hosts: set[str]) -> str:
 
 
 def culprit(signs: Sequence[RankSign]) -> Hang:
-    """The hang, with the rank that the other ranks wait for if one stands out. The criteria in order: it is silent, has
-    done fewer steps, is not in the collective, has made fewer collective calls, or is at another line."""
+    """The hang, with the rank that the other ranks wait for if one rank stands out. The criteria in order: this rank is
+    silent, has done fewer steps, is not in the collective, has made fewer collective calls, or is at another line."""
     idle = min(sign.idle for sign in signs)
     found, reason = _odd_one(signs)
     if found is None:
@@ -202,7 +202,7 @@ def _fewest(signs: Sequence[RankSign], numbers: Sequence[int]) -> RankSign | Non
 
 
 class HangWatch:
-    """Checks the ranks of one attempt for hangs at intervals, and passes requests for stacks on to them."""
+    """Checks the ranks of one attempt for hangs at intervals, and passes requests for stacks on to the ranks."""
 
     def __init__(self, run: RunDir, attempt: int, *, setting: int | None) -> None:
         self._run, self._attempt, self._setting = run, attempt, setting
@@ -215,10 +215,10 @@ class HangWatch:
         if_possible(lambda: make_folder(run.stacks(attempt), within=run.path))
 
     def look(self, ranks: DumpableRanks, *, judging: bool) -> bool:
-        """Check for a hang. Returns True if the ranks must be killed now, after they had time to write their stacks.
+        """Check for a hang. Returns True if the ranks must be killed now: they have had time to write their stacks.
 
         Args:
-            judging: whether to look for hangs; False after a request to stop, which has a time limit of its own.
+            judging: whether to check for hangs. False after a request to stop, which has a time limit of its own.
         """
         try:
             self._pass_requests_on(ranks)
@@ -231,7 +231,7 @@ class HangWatch:
         if self._kill_at is None or time.monotonic() < self._kill_at:
             return False
         self._kill_at = float("inf")
-        # A stopped rank writes its stacks as soon as it is woken, and must be killed before it runs on.
+        # A stopped rank writes its stacks as soon as it is woken, and must be killed before it continues to train.
         ranks.wake()
         time.sleep(WAKE_SECONDS)
         return True
@@ -255,7 +255,7 @@ class HangWatch:
         return max(1.0, min(wanted, beats, LOOK_SECONDS))
 
     def _pass_requests_on(self, ranks: DumpableRanks) -> None:
-        """Request the ranks' stacks through a file; after a while signal the ranks if some have not written theirs."""
+        """Pass requests for stacks on to the ranks through a file. If stacks are missing later, signal the ranks."""
         requests = stacks_requests(self._run)
         if requests:
             self._last_request = max(self._last_request + 1, time.time_ns())

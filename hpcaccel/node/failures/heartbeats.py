@@ -1,7 +1,7 @@
 """Reads the ranks' heartbeats for the supervisor, and measures the time since each one changed.
 
 Times are measured with the supervisor's clock alone, so that clocks of different nodes are never compared. If a reading
-is delayed because this machine or its file system hung, these times grow by little more than the usual interval.
+is delayed because this machine or the file system hung, these times grow by little more than the usual interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LATE_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankSign:
-    """A rank's last heartbeat, and the seconds since it and its parts changed."""
+    """A rank's last heartbeat, and how many seconds ago the heartbeat and its parts changed."""
 
     beat: Beat
     silent: float
@@ -32,12 +32,13 @@ class RankSign:
     idle: float
     """Time since the rank did a step, got a batch, made a collective call, or changed its phase."""
     still: float
-    """Time since the stack of its main thread changed."""
+    """Time since the stack of the rank's main thread changed."""
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A rank's last heartbeat, its file's mtime (nanoseconds), and when its parts last changed (see ``RankSign``)."""
+    """A rank's last heartbeat, the file's mtime (nanoseconds), and when the heartbeat and its parts last changed (see
+    ``RankSign``)."""
 
     beat: Beat
     mtime: int
@@ -74,7 +75,8 @@ class Heartbeats:
         return [self._sign(seen) for _, seen in sorted(self._seen.items())]
 
     def _files(self) -> dict[int, int] | None:
-        """Modification time (nanoseconds) by rank; None if the folder cannot be read, so that no time is counted."""
+        """The heartbeat files' modification times (nanoseconds) by rank; None if the folder cannot be read. The time
+        since the last reading is then not counted."""
         try:
             with os.scandir(self._folder) as entries:
                 named = [entry for entry in entries if entry.name.endswith(".json") and not entry.name.startswith(".")]

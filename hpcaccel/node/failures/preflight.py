@@ -1,10 +1,11 @@
 """Preflight: checks of all nodes before the ranks start, and the nodes that did not pass.
 
-The quick check runs once on each node, through srun unless the batch step runs on the only node (``preflight_checks``).
-In the full check, if no node has findings, all ranks then do one all-reduce, in the ranks' own environment. Its program
-(``preflight_program``) is passed to Python as text, since the batch step never imports torch and the ranks' Python may
-not have hpcaccel. If all of several nodes have findings, no node is to blame: the findings are logged, and the ranks
-start. The batch step itself checks the free space of the run directory (``disk_space``).
+The quick check (``preflight_checks``) runs once on each node, through srun unless the batch step runs on the only node.
+The full check is the quick check and then, if no node has findings, an all-reduce of all ranks in the ranks' own
+environment. The program of the all-reduce (``preflight_program``) is passed to Python as text, since the batch step
+never imports torch and the ranks' Python may not have hpcaccel. If all of several nodes have findings, no node is to
+blame: the findings are logged, and the ranks start. The batch step itself checks the run directory's free space
+(``disk_space``).
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ log = logging.getLogger(__name__)
 
 Findings = dict[str, list[str]]
 QUICK_SECONDS = 60.0
-"""Time limit for the quick check of all nodes; healthy nodes need one or two seconds."""
+"""Time limit for the quick check of all nodes. Healthy nodes need one or two seconds."""
 LEAVE_SECONDS = 10.0
-"""How long srun may take to exit after the time limit before it is killed."""
+"""How long srun may take to exit once the quick check's time limit is over. After that, srun is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Preflight:
     findings: dict[str, list[str]] = field(default_factory=dict)
     """Problems by node."""
     shared: dict[str, list[str]] = field(default_factory=dict)
-    """Problems with shared file systems, by node. They count against nodes only if other nodes do not have them."""
+    """Problems with shared file systems, by node. They are no node's fault if all nodes have such problems."""
     together: str = ""
     """Why the all-reduce failed, if no node is to blame."""
 
@@ -68,7 +69,7 @@ class Preflight:
         """Why the ranks must not start on ``nodes``, or None."""
         bad = {node: words for node, words in self.findings.items() if words}
         amiss = {node: words for node, words in self.shared.items() if words}
-        if len(amiss) < len(nodes):  # the others have no problem with this file system
+        if len(amiss) < len(nodes):  # other nodes have no problem with the shared file systems
             bad = {node: [*bad.get(node, []), *amiss.get(node, [])] for node in nodes if node in bad or node in amiss}
         if bad and (len(bad) < len(nodes) or len(nodes) == 1):
             detail = "; ".join(f"{node}: {', '.join(words)}" for node, words in bad.items())
@@ -81,7 +82,7 @@ class Preflight:
 def preflight(
     run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str]
 ) -> Preflight:
-    """Check all nodes unless the preflight is off, log the findings, and write them to ``preflight.json``.
+    """Check all nodes unless the preflight is off. Log the findings and write them to ``preflight.json``.
 
     Args:
         nodes: the nodes of the ranks.
@@ -114,7 +115,8 @@ def preflight(
 def _check_nodes(
     run: RunDir, launch: LaunchSpec, *, nodes: Sequence[str], avoid: Sequence[str]
 ) -> tuple[Findings, Findings]:
-    """Findings of the quick check by node, and findings about shared file systems by node."""
+    """Run the quick check. Returns two mappings by node: findings about the node itself, and findings about shared file
+    systems."""
     command = ["srun", *one_task_a_node(nodes, avoid), SHORT_STEP, "--chdir=/"]
     command += [sys.executable, str(run.node_program), "preflight", str(run.path)]
     with serve_connection_test(nodes) as variables:
@@ -136,7 +138,8 @@ def one_task_a_node(nodes: Sequence[str], avoid: Sequence[str]) -> Iterator[str]
 
 
 def _run_checks(command: Sequence[str], env: Mapping[str, str]) -> tuple[dict[str, tuple[list[str], list[str]]], str]:
-    """Run ``command`` until it ends or times out. Returns each node's two lists of findings, and srun's messages."""
+    """Run ``command`` until it ends or times out. Returns two lists of findings for each node (about the node itself,
+    about shared file systems), and srun's messages."""
     with subprocess.Popen(
         command, env=dict(env), stdin=subprocess.DEVNULL, stdout=-1, stderr=-1, preexec_fn=default_signals
     ) as srun:
@@ -164,7 +167,7 @@ def _parse_results(output: str) -> Iterator[tuple[str, tuple[list[str], list[str
 
 
 START_SECONDS = 120.0
-"""How long ranks may take to import torch, from a file system whose caches may be cold."""
+"""How long the ranks of the check may take to import torch. The file system's caches may be cold."""
 TOGETHER_SECONDS = 30.0
 """Time limit for the all-reduce."""
 
@@ -172,7 +175,8 @@ TOGETHER_SECONDS = 30.0
 def try_together(
     run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str]
 ) -> tuple[dict[str, list[str]], str]:
-    """Run the full check. Returns findings by node, and why the all-reduce failed if no node stands out."""
+    """Run the all-reduce of the full check. Returns the findings by node, and why the all-reduce failed; this text is
+    empty if a node stands out, if the all-reduce succeeded, or if the job is being stopped."""
     environment = {
         **os.environ,
         "HPCACCEL_ATTEMPT": str(attempt),
@@ -197,15 +201,17 @@ def try_together(
 
 
 def stop_is_pending() -> bool:
-    """Whether SIGTERM or SIGINT, which the batch step blocks, is pending: then missing results are no node's fault."""
+    """Whether SIGTERM or SIGINT is pending, which the batch step blocks. If so, missing results are no node's fault."""
     return bool({signal.SIGTERM, signal.SIGINT} & signal.sigpending())
 
 
 def judge_together(
     words: Sequence[dict[str, Any]], launch: LaunchSpec, nodes: Sequence[str]
 ) -> tuple[dict[str, list[str]], str]:
-    """Evaluate the output of the full check's ranks. Returns findings by node and why the all-reduce failed, which is
-    empty if a node stands out. Findings are about ranks whose own computation failed, else about missing ranks."""
+    """Evaluate the output of the full check's ranks. Returns the same as ``try_together``.
+
+    The findings are about ranks whose own computation failed, or, if there are none, about ranks that sent no output.
+    """
     findings: dict[str, list[str]] = {}
     for word in words:
         if "alone" in word:
@@ -232,14 +238,14 @@ def become_check(run: RunDir) -> NoReturn:
 
 
 def check_program() -> list[str]:
-    """Python's arguments for the check: its source, which may be inside node.pyz, and the time limit."""
+    """Python's arguments for the check's program: the source text, which may be inside node.pyz, and the time limit."""
     source = pkgutil.get_data("hpcaccel.node.failures", "preflight_program.py")
     assert source is not None
     return ["-c", source.decode(), f"{TOGETHER_SECONDS:g}"]
 
 
 def _run_ranks(command: Sequence[str], env: Mapping[str, str], *, ranks: int) -> list[dict[str, Any]]:
-    """Run the check's ranks until they are done or time out, or the job is terminated. Returns what they printed."""
+    """Run the check's ranks until they end or time out, or the job is terminated. Returns the objects they printed."""
     with tempfile.TemporaryFile() as output:
         srun = subprocess.Popen(
             command, env=dict(env), stdin=subprocess.DEVNULL, stdout=output, preexec_fn=default_signals

@@ -25,18 +25,18 @@ from hpcaccel.node.failures.disk_space import fsync
 __all__ = ["TOKEN", "WHERE", "check_node", "check_shared", "print_findings", "serve_connection_test"]
 
 WHERE, TOKEN = "HPCACCEL_PREFLIGHT_WHERE", "HPCACCEL_PREFLIGHT_TOKEN"
-"""Environment variables: ``host:port`` where the batch step listens, and the token that a node sends there."""
+"""Environment variables: ``host:port`` at which the batch step listens, and the token that each node sends there."""
 
 SMI_SECONDS = 20.0
-"""Time limit for nvidia-smi. It takes a second or two per GPU if the driver is not kept loaded; it may also hang."""
+"""Time limit for nvidia-smi, which takes a second or two per GPU if the driver is not kept loaded, and may hang."""
 CONNECT_SECONDS = 5.0
 LEAST_BYTES = 16 << 20
 """Free space that the temporary directory must have."""
 _NETWORK = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "cifs", "smb", "panfs", "wekafs", "pvfs", "afs", "9p")
-"""Types of network file systems (prefixes)."""
+"""Prefixes of the types of network file systems."""
 _TEMPORARY = "the temporary directory"
 RECENT_SECONDS = 3600
-"""Older Xids are ignored: a reset may have fixed their cause, and the kernel's log does not show resets."""
+"""Xids older than this are ignored: a reset may have fixed their cause, and the kernel's log does not show resets."""
 
 _HARDWARE_XIDS = {48, 62, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143}
 """Xids that, according to NVIDIA's list, no user program can cause."""
@@ -120,8 +120,8 @@ def _start_smi(query: str) -> subprocess.Popen[str]:
 
 
 def _give_up(query: subprocess.Popen[str]) -> None:
-    """Kill ``query`` if it is still running. A process that hangs in the driver cannot be killed: wait one second
-    at most."""
+    """Kill ``query`` if it is still running. Wait at most one second for its end, because a process that hangs in the
+    driver cannot be killed."""
     query.kill()
     assert query.stdout is not None
     query.stdout.close()
@@ -141,7 +141,7 @@ def _is_old_driver(output: str) -> bool:
 
 
 def _ours(gpus: list[list[str]], requested: int, env: Mapping[str, str]) -> list[list[str]]:
-    """The job's own GPUs: all visible ones, or those in CUDA_VISIBLE_DEVICES if the site does not hide the others."""
+    """The job's own GPUs: all that nvidia-smi lists, or those in CUDA_VISIBLE_DEVICES if it also lists other GPUs."""
     found = [cells for cells in gpus if len(cells) == 4]
     numbers = env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if len(found) <= requested or not all(number.isdigit() for number in numbers):
@@ -161,7 +161,7 @@ def _faults(gpus: list[list[str]]) -> Iterator[str]:
 
 
 def _row_faults(result: tuple[int, list[list[str]], str], buses: set[str]) -> Iterator[str]:
-    """Problems with row remapping, by which GPUs since Ampere replace faulty memory rows."""
+    """Yield problems with row remapping, a mechanism by which GPUs since Ampere replace faulty memory rows."""
     for bus, pending, failure in (cells for cells in result[1] if len(cells) == 3 and not result[0]):
         if bus.lower() in buses and failure.lower() in ("1", "yes"):
             yield f"GPU {bus}: a memory row could not be remapped"
@@ -170,7 +170,7 @@ def _row_faults(result: tuple[int, list[list[str]], str], buses: set[str]) -> It
 
 
 def _xids(buses: set[str]) -> Iterator[str]:
-    """Hardware Xids of the last hour, if the kernel's log is readable."""
+    """Yield the hardware Xids of the last hour, if the kernel's log is readable."""
     if shutil.which("dmesg") is None:
         return
     log = subprocess.run(["dmesg"], capture_output=True, text=True, errors="replace", timeout=SMI_SECONDS, check=False)
@@ -192,7 +192,7 @@ def _temporary(env: Mapping[str, str]) -> Path:
 
 
 def _is_shared(folder: Path, run_dir: Path) -> bool:
-    """Whether ``folder`` is on the run directory's file system or on another network file system, see proc(5)."""
+    """Whether ``folder`` is on the run directory's file system or on any network file system, see proc(5)."""
     try:
         device = folder.stat().st_dev
         if device == run_dir.stat().st_dev:
@@ -246,8 +246,8 @@ def _way_to_rank_0(env: Mapping[str, str]) -> Iterator[str]:
 def serve_connection_test(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
     """Listen on a port of rank 0's node, as the ranks' store will, and reply to connections that send the token.
 
-    Yields the variables for the checks. There are none, and no port is opened, if the batch step is not on rank 0's
-    node or there is only one node.
+    Yields the environment variables for the checks. No port is opened, and the mapping is empty, if the batch step is
+    not on rank 0's node or there is only one node.
     """
     if os.environ.get("SLURMD_NODENAME", nodes[0]) != nodes[0] or len(nodes) == 1:
         yield {}
@@ -258,7 +258,7 @@ def serve_connection_test(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
         try:
             yield {WHERE: f"{nodes[0]}:{door.getsockname()[1]}", TOKEN: token}
         finally:
-            door.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            door.shutdown(socket.SHUT_RDWR)  # wakes the thread, which then ends
 
 
 def _receive(door: socket.socket, token: bytes) -> None:

@@ -45,7 +45,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 STEP_WAIT_SECONDS = 300
-"""How long srun tries to get a step: enough for a controller restart, but not endless if the nodes stay busy."""
+"""How long srun tries to start a step: long enough for a restart of the controller, but limited if nodes stay busy."""
 STEP_END_SECONDS = 60
 """How long a step may take to end after SIGKILL."""
 PORT_TRIES = 100
@@ -65,7 +65,7 @@ class RankProcesses(Protocol):
         ...
 
     def dump(self) -> None:
-        """Send SIGURG, on which the runtime writes the stacks of all threads. Other programs ignore it by default."""
+        """Send every rank SIGURG. The runtime then writes the stacks of all threads; other programs ignore SIGURG."""
         ...
 
     def wake(self) -> None:
@@ -76,8 +76,8 @@ class RankProcesses(Protocol):
 def free_port() -> int:
     """A TCP port that is free on this host at this moment.
 
-    The ranks bind it only after they have imported torch. The kernel takes ports for outgoing connections from the
-    ephemeral range (ip(7)), so this port is outside of it if possible, and random, so that two jobs rarely collide.
+    The ranks bind the port only after they have imported torch. The kernel takes ports for outgoing connections from
+    the ephemeral range (ip(7)), so a port outside of that range is chosen if possible, at random to avoid collisions.
     """
     first, last = _ports_of_connections()
     dice = random.SystemRandom()
@@ -116,7 +116,7 @@ def start_ranks(
     env: Mapping[str, str],
     avoid: Sequence[str] = (),
 ) -> RankProcesses:
-    """Start the ranks on ``nodes``, which are all nodes of the allocation except ``avoid``."""
+    """Start the ranks on ``nodes``. ``avoid`` lists the other nodes of the allocation, which srun must not choose."""
     environment = {
         # Prefix of the files to which torch's flight recorder dumps the last collectives; torch appends the rank.
         "TORCH_FR_DUMP_TEMP_FILE": str(run.attempt(attempt) / "flight_recorder_"),
@@ -146,7 +146,7 @@ def start_ranks(
 
 
 def share_gpus(env: dict[str, str]) -> None:
-    """Make all of the job's GPUs on a node visible to each rank there, instead of only its own (``--gpus-per-task``).
+    """Make all of the job's GPUs on a node visible to each rank there, not only the rank's own (``--gpus-per-task``).
 
     GPU peer-to-peer copies need both GPUs visible to the rank. ``--gpu-bind=none`` would do the same, but leaves
     CUDA_VISIBLE_DEVICES unset (22.05), so that on a node without device cgroups a rank sees the GPUs of other jobs.
@@ -170,7 +170,7 @@ def run_on_each_node(line: str, *, launch: LaunchSpec) -> int:
 
 
 def rank_command(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], word: str = "") -> Wrapped:
-    """The command line that starts a shim of the node program, inside the ranks' container if there is one.
+    """The command that starts a shim of the node program, inside the ranks' container if there is one.
 
     Args:
         word: the shim's subcommand; default: ``agent`` (a node's torchrun) or ``rank``, depending on the launcher.
@@ -186,7 +186,7 @@ def rank_command(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], word: 
 
 
 class SrunRanks:
-    """One srun step with a task for every rank, or for every node with torchrun."""
+    """One srun step: with the launcher srun it has one task for each rank, with torchrun one task for each node."""
 
     def __init__(
         self, run: RunDir, launch: LaunchSpec, wrapped: Wrapped, *, attempt: int, avoid: Sequence[str] = ()
@@ -212,7 +212,7 @@ class SrunRanks:
             *wrapped.command,
         ]
         # Slurm ends all steps with the batch step, but the supervisor, a child of the batch step, may be killed alone.
-        # The kernel then sends SIGTERM to srun, which ends its step.
+        # In that case the kernel sends SIGTERM to srun, which ends its step.
         self._srun = subprocess.Popen(
             command,
             env=wrapped.env,
@@ -228,7 +228,7 @@ class SrunRanks:
 
     def request_stop(self) -> None:
         if self._cooperative:
-            # srun forwards this signal to its tasks itself, without a request to the controller
+            # srun itself forwards this signal to its tasks, without a request to the controller
             self._srun.send_signal(signal.SIGUSR2)
         else:
             self._signal_step("TERM")
@@ -247,17 +247,17 @@ class SrunRanks:
 
     def _signal_step(self, name: str) -> None:
         if signal_step(self._step_file, name, without="terminating the step through srun") is None:
-            # If no rank has started yet, only srun itself runs; SIGTERM makes it give up the step.
+            # If no rank has started yet, only srun itself runs; on SIGTERM it gives up the step.
             self._srun.terminate()
 
 
 def _output(run: RunDir, launch: LaunchSpec, attempt: int) -> list[str]:
-    """srun options that write slurmstepd's messages, and output from before the shim starts, to the ranks' logs.
+    """srun options that send slurmstepd's messages, and output from before the shim starts, to the ranks' logs.
 
     The shim opens the rank's log itself. slurmstepd on the task's own node opens a file named by %t, so only one node
-    appends to a log: on NFS the lines of two nodes would be mixed up. The result is empty if %t differs from the rank;
-    these lines then stay in srun's output. The two differ in a heterogeneous job (26.11: %t is one too low), and on
-    several nodes with one torchrun each for several ranks.
+    appends to a log: on NFS the lines of two nodes would be mixed up. No options are returned if %t is not the rank's
+    number; the lines then stay in srun's output. This is so in heterogeneous jobs (26.11: %t is one too low), and if
+    several nodes run one torchrun each, for several ranks.
     """
     tasks_are_nodes = launch.launcher == "torchrun" and launch.nodes > 1 and launch.ranks_per_node > 1
     if launch.components or tasks_are_nodes:
@@ -267,14 +267,14 @@ def _output(run: RunDir, launch: LaunchSpec, attempt: int) -> list[str]:
 
 
 def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:
-    """Send a signal to all processes of the step that ``step_file`` describes. The step's first task writes that file.
+    """Send a signal to all processes of the step that ``step_file`` describes. The step's first task writes this file.
 
     Args:
         name: the signal's name without ``SIG``.
         without: the consequence if Slurm does not respond, for the log.
 
     Returns:
-        True if sent; False if the step is over; None if no task has started yet or Slurm did not respond.
+        True if the signal was sent, False if the step is over, None if no task has started or Slurm did not respond.
     """
     step = read_json(step_file)
     if step is None:
@@ -287,9 +287,9 @@ def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:
 
 
 def end_lost_step(run: RunDir, attempt: int) -> None:
-    """Kill the ranks of an attempt in this job whose supervisor was killed, and wait up to a minute for their end.
+    """Kill the ranks of an attempt of this job after its supervisor was killed, and wait up to a minute for their end.
 
-    srun ends its step when the supervisor dies, so this is needed only for a step whose srun has died, too.
+    srun ends its step when the supervisor dies, so this is needed only if srun has died, too.
     """
     step_file = run.attempt(attempt) / "step.json"
     end = time.monotonic() + STEP_END_SECONDS

@@ -1,6 +1,6 @@
 """Components: programs beside the ranks, each a step in its own component of a heterogeneous job, or local processes.
 
-They start before the ranks of an attempt and end after them, because the ranks may need them during a save. So a
+Components start before the ranks of an attempt and end after the ranks, which may need a component during a save. So a
 component blocks the SIGTERM with which Slurm begins a preemption, and gets SIGINT when the ranks have ended.
 """
 
@@ -28,18 +28,18 @@ from hpcaccel.slurm import hostlist
 __all__ = ["ComponentProcesses", "become_component", "component_nodes"]
 
 END_SECONDS = 5.0
-"""How long a component may take to end after the ranks; a preempted job has no time for a longer wait."""
+"""How long a component may take to end after SIGINT. A preempted job has no time for a longer wait."""
 _OF_THE_RANKS = re.compile(
     r"SRUN_CPUS_PER_TASK|CUDA_VISIBLE_DEVICES|ROCR_VISIBLE_DEVICES|MASTER_(?:ADDR|PORT)|WORLD_SIZE"
     r"|SLURM_(?:GPUS?|TRES|MEM|CPUS?|NTASKS|NPROCS|HINT|THREADS|CORES|SOCKETS|EXCLUSIVE|DISTRIBUTION|NETWORK)(?:_\w+)?"
 )
-"""Variables of the batch step that components do not get: they describe the ranks' nodes, and srun reads some of them
+"""Variables of the batch step that components do not get: these describe the ranks' nodes, and srun reads some of them
 as options."""
 
 
 def component_nodes(launch: LaunchSpec, env: Mapping[str, str], ranks: Sequence[str]) -> dict[str, str]:
-    """The variables ``HPCACCEL_NODES`` and ``HPCACCEL_NODES_<NAME>``: the nodes of the ranks and of each component,
-    separated by commas."""
+    """The environment variables ``HPCACCEL_NODES`` (the nodes of the ranks, separated by commas) and, for each
+    component, ``HPCACCEL_NODES_<NAME>`` (its nodes). Empty if the run has no components."""
     if not launch.components:
         return {}
     found = {"HPCACCEL_NODES": ",".join(ranks)}
@@ -74,7 +74,8 @@ class ComponentProcesses:
             self._processes[one.name] = kind(run, launch, one, index=index, attempt=attempt, env=own)
 
     def failed(self) -> str | None:
-        """The first component that failed, with its exit code and last output, or None. Exit code 0 is no failure."""
+        """Which component failed first, with its exit code and its last line of output, as text; None if none failed.
+        Exit code 0 does not count as a failure."""
         for name, processes in self._processes.items():
             if code := processes.failed():
                 return f"component {name} exited with code {code}{self._last_line(name)}"
@@ -83,7 +84,7 @@ class ComponentProcesses:
     def _last_line(self, name: str) -> str:
         """The last line in the component's logs, prefixed with a colon; empty if there is none."""
         logs = sorted(self._folder.glob(f"{name}-*.log"), key=lambda path: path.stat().st_mtime)
-        logs = logs or list(self._folder.glob(f"{name}.srun.log"))  # no process has started
+        logs = logs or list(self._folder.glob(f"{name}.srun.log"))  # if no process has started
         output = [line.strip() for path in logs for line in read_tail(path).splitlines() if line.strip()]
         lines = [line[:LONGEST] for line in output if "CANCELLED AT" not in line]
         return f": {lines[-1]}" if lines else ""
@@ -133,8 +134,8 @@ class _Step:
             *wrapped.command,
         ]
         # This srun has a log of its own: in the batch step's log its messages would be taken for messages about ranks.
-        # Each process opens its log itself, because in a heterogeneous job %t is not the process's number (26.11: one
-        # too low).
+        # Each process opens its log itself, because in a heterogeneous job srun's %t is not the number of the process
+        # (26.11: one too low).
         with (folder / f"{component.name}.srun.log").open("ab") as output:
             self._srun = subprocess.Popen(
                 command,
@@ -211,7 +212,7 @@ def become_component(run: RunDir) -> NoReturn:
     process = environment.setdefault("HPCACCEL_COMPONENT_PROCESS", environment.get("SLURM_PROCID", "0"))
     if "SLURM_STEP_ID" in environment:
         log_to(run.attempt(int(environment["HPCACCEL_ATTEMPT"])) / f"{name}-{process}.log")
-    # Block the signals that Slurm sends to all processes of a job. Children of the component inherit the mask.
+    # Block the signals that Slurm sends to all processes of a job. The component and its children inherit this mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
     if process == "0" and "SLURM_STEP_ID" in environment:
         step = {"job_id": environment["HPCACCEL_COMPONENT_JOB"], "step_id": environment["SLURM_STEP_ID"]}

@@ -1,4 +1,4 @@
-"""Ranks on this machine: a process for each rank, or a torchrun that starts them all."""
+"""Ranks on this machine: a process for each rank, or one torchrun that starts all ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hpcaccel.node.environment.containers import Wrapped
 __all__ = ["LocalAgent", "LocalRanks", "send_to_groups", "start_here"]
 
 AFTER_FIRST_SECONDS = 15
-"""How long the other local ranks may run after one has failed. Corresponds to srun's --kill-on-bad-exit."""
+"""How long the other local ranks may run after one rank has failed. Corresponds to srun's --kill-on-bad-exit."""
 
 
 class LocalRanks:
-    """A process for every rank on this machine, each in a process group of its own.
+    """A process on this machine for every rank, each in a process group of its own.
 
     Args:
-        ranks: the command of each rank, in rank order.
+        ranks: the wrapped command of each rank, in rank order.
         stop_signal: the signal that requests a stop.
     """
 
@@ -72,7 +72,8 @@ class LocalRanks:
 
 
 class LocalAgent:
-    """One torchrun with all ranks, on the local backend. Signals are sent to it and its descendants, as under Slurm."""
+    """One torchrun that starts all ranks, on the local backend. As under Slurm, signals go to torchrun and to all its
+    descendants."""
 
     def __init__(
         self, run: RunDir, wrapped: Wrapped, *, attempt: int, workdir: str, stop_signal: signal.Signals
@@ -80,7 +81,7 @@ class LocalAgent:
         self._stop_signal = stop_signal
         self._agent = start_here(wrapped, workdir=workdir, log=run.rank_log(attempt, 0))
         self._seen: set[int] = set()
-        """All descendants of torchrun seen so far, some of which may outlive it."""
+        """IDs of all descendants of torchrun seen so far. Some of them may outlive torchrun."""
 
     def poll(self) -> int | None:
         code = self._agent.poll()
@@ -111,7 +112,7 @@ class LocalAgent:
 
 
 def _below(pid: int) -> Iterator[int]:
-    """All descendants of a process, see proc(5)."""
+    """Yield the IDs of all descendants of a process, see proc(5)."""
     for thread in _listed(Path(f"/proc/{pid}/task")):
         try:
             children = (thread / "children").read_text().split()
@@ -149,7 +150,7 @@ def send_to_groups(leaders: Iterable[subprocess.Popen[bytes]], number: signal.Si
 
 
 def start_here(wrapped: Wrapped, *, workdir: str, log: Path) -> subprocess.Popen[bytes]:
-    """Start a child on this machine, in a process group of its own. The kernel kills it when this process dies."""
+    """Start a child on this machine, in a process group of its own. The kernel kills the child if this process dies."""
     with log.open("ab") as output:
         return subprocess.Popen(
             wrapped.command,

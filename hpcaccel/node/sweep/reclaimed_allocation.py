@@ -15,7 +15,7 @@ from hpcaccel.node.allocation.scheduler_view import QUERY_SECONDS, SchedulerView
 __all__ = ["ReclaimedAllocation", "Stop"]
 
 _FINALITY: dict[Decision, int] = {"requeue": 0, "pause": 1, "end": 2}
-"""A stop replaces an earlier one if its decision has a higher number."""
+"""A stop replaces an earlier stop if the new stop's decision has the higher number."""
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Stop:
     then: Decision
     detail: str = ""
     by_scheduler: bool = False
-    """The scheduler restarts the worker by itself."""
+    """Whether the scheduler restarts the worker by itself."""
 
     def __str__(self) -> str:
         detail = f" ({self.detail})" if self.detail else ""
@@ -47,11 +47,11 @@ class ReclaimedAllocation:
         """Evaluate the signal ``number``, or the scheduler's status if there is no stop signal and a query is due.
 
         Args:
-            idle: no trial is running, so there are no ranks that Slurm could signal.
+            idle: whether no trial is running, so that there are no ranks that Slurm could signal.
 
         Returns:
-            None if the worker continues; else the stop, and the signal to forward to the trials' supervisors, which
-            then query the scheduler themselves.
+            None if the worker continues; else the stop, and the signal to forward to the trials' supervisors. A
+            supervisor that gets the signal queries the scheduler itself.
         """
         scheduler = self._scheduler
         if number in (signal.SIGTERM, signal.SIGINT):
@@ -70,7 +70,7 @@ class ReclaimedAllocation:
         return stop, signal.SIGUSR2 if number == signal.SIGUSR2 else signal.SIGTERM
 
     def query(self) -> tuple[Stop, signal.Signals] | None:
-        """Query the scheduler now and evaluate its status. Returns the same as ``check``."""
+        """Query the scheduler now and evaluate the job's status. Returns the same as ``check``."""
         status = self._scheduler.query(patient=False)
         meaning = self._meaning(None, status)
         if meaning is None:
@@ -92,7 +92,7 @@ class ReclaimedAllocation:
         """Whether the time limit is near. Trials stop earlier on their own if their saves take longer."""
         if end_time is None:
             return False
-        # Slurm's own warning comes earlier. This is the fallback for a lost warning, and for the local backend.
+        # Slurm's own warning comes earlier. This check is for a lost warning and for the local backend.
         warning = self._launch.resilience.warning_seconds * (1.0 if self._launch.local else 0.5)
         return time.time() > end_time - min(warning, (end_time - self._scheduler.began) / 2)
 

@@ -1,8 +1,8 @@
 """A sweep's worker: the process that runs trials in one allocation, one after another in each slot.
 
-It starts the tuner, which chooses the next trial, and a supervisor for each running trial. It handles signals and stop
-requests for all trials, records how long the allocation was held, and at the end requeues its array task if
-needed. It has one thread, and blocks the signals that it waits for. Its children are killed when it dies.
+The worker starts the tuner, which chooses the next trial, and a supervisor for each running trial. It handles signals
+and stop requests for all trials, records how long the allocation was held, and at the end requeues its array task if
+needed. The process has one thread, and blocks the signals that it waits for. Its children are killed when it dies.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """Interval of the main loop while no signal arrives."""
 LEAVE_SECONDS, HURRY_SECONDS = 20.0, 4.0
-"""How long the tuner may take to record the last events: normally, and if Slurm is about to kill the job."""
+"""How long the tuner may take to record the last events: usually, and (the second value) if Slurm will soon kill the
+job."""
 _EXIT_CODES: dict[Reason, int] = {"completed": 0, "cancelled": 130}
-"""Exit code by the reason for the stop. For other reasons the decision determines it."""
+"""Exit codes by the reason for the stop. For other reasons the decision determines the exit code."""
 _TAKEN = ("preempted", "time_limit", "lost", "cancelled")
 """Reasons for a trial's end that concern the whole allocation."""
 
@@ -63,7 +64,7 @@ def work(sweep: SweepDir, index: int) -> int:
 
 
 class SweepWorker:
-    """One worker in one allocation: its tuner and its running trials.
+    """One worker in one allocation, with its tuner and its running trials.
 
     Args:
         killed: the signal that killed the previous worker process of the same batch step; empty if there was none.
@@ -84,9 +85,9 @@ class SweepWorker:
         """Running trials by slot number."""
         self.spare = Spare(worker.node_program)
         self.stop: Stop | None = None
-        """Set as soon as no more trials may start."""
+        """Why no more trials may start; None while trials may start."""
         self.checked = False
-        """Whether a trial has ended well here, so that later trials need no preflight."""
+        """Whether a trial has ended well in this allocation, so that later trials need no preflight."""
         self.avoid: set[str] = set()
         """Nodes that a trial has excluded."""
         command = [*document["chooser"], str(worker.sweep.path), str(worker.index)]
@@ -160,7 +161,7 @@ class SweepWorker:
         if self.stop is not None:
             return  # the tuner has been informed of the stop
         if any(trial.number == number for trial in self.trials.values()):
-            return  # sent again by a restarted tuner
+            return  # a restarted tuner has sent this trial again
         if place in self.trials or not 0 <= place < self.pack:
             self.tuner.kill(
                 f"the tuner sent trial {number} to slot {place}, which is in use or invalid (slots: {self.pack})"
@@ -219,8 +220,8 @@ class SweepWorker:
             self._stop(wish[0], number=wish[1])
 
     def _handle_requests(self) -> None:
-        """Handle requests to this worker and to the sweep. Those to the sweep are not marked as honoured: they apply
-        to pending workers, too, until the sweep is resumed."""
+        """Handle requests to this worker and to the sweep. Requests to the sweep are not marked as honoured, because
+        they also apply to pending workers, until the sweep is resumed."""
         for name, request in open_requests(self.worker):
             mark_honoured(self.worker, name)
             self._stop_on_request(request)
@@ -233,11 +234,11 @@ class SweepWorker:
         self._stop(stop, request=None if request.then == "finish" else request)  # finish: running trials continue
 
     def _stop(self, stop: Stop, *, number: signal.Signals | None = None, request: StopRequest | None = None) -> None:
-        """Start no more trials. ``number`` and ``request`` stop the running ones; without either, these continue.
+        """Start no more trials. The running trials continue unless ``number`` or ``request`` stops them.
 
         Args:
-            number: signal for the trials' supervisors, which query the scheduler for its meaning.
-            request: stop request for the trials, if the reason is not the scheduler.
+            number: signal to forward to the trials' supervisors, which query the scheduler for the signal's meaning.
+            request: stop request for the running trials, if the stop does not come from the scheduler.
         """
         if stop.outdoes(self.stop):
             log.info(f"starting no more trials: {stop}")
@@ -292,7 +293,7 @@ class SweepWorker:
         if self.avoid:
             self.allocation.avoid(sorted(self.avoid), instead_of=())
         else:
-            # Nothing is left to do after the requeue, so SIGTERM may end this process at once, even in a cancel.
+            # Nothing is left to do after the requeue, so SIGTERM may end this process at once, even that of a cancel.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM} if not self.launch.local else ())
         if problem := self.allocation.requeue():
             reason: Reason = "cancelled" if problem == TAKEN_DOWN else stop.reason

@@ -30,7 +30,7 @@ __all__ = ["Spare", "Trial"]
 log = logging.getLogger(__name__)
 
 _MAX_REPORT_BYTES = 1 << 15
-"""Longest report of a supervisor, in bytes."""
+"""Maximum length of a supervisor's report, in bytes."""
 PAUSE_SECONDS = 2.0
 """Delay between the start of a trial and the start of the next spare process."""
 
@@ -63,7 +63,7 @@ class Spare:
         self._taken = 0.0
 
     def keep(self, *, wanted: bool) -> None:
-        """Start a spare process if there is none, but not within 2 s of a trial's start, which needs the CPU.
+        """Start a spare process if there is none, but not within 2 s after a trial's start, which needs the CPU.
 
         Args:
             wanted: whether further trials may start.
@@ -75,7 +75,11 @@ class Spare:
                 self._taken = time.monotonic()  # ``take`` raises the error once a trial needs the process
 
     def take(self) -> TrialProcess:
-        """The spare process, or a new one if there is none. Raises OSError if no process can be started."""
+        """Returns the spare process, or a new process if there is none.
+
+        Raises:
+            OSError: no process can be started.
+        """
         self._taken = time.monotonic()
         spare, self._spare = self._spare, None
         if spare is not None and spare.process.poll() is None:
@@ -95,7 +99,7 @@ class Spare:
                 [sys.executable, str(self._program), "trial", str(report_to)],
                 stdin=subprocess.PIPE,
                 pass_fds=[report_to],
-                preexec_fn=dying_with_us(blocked=WATCHED),  # pending until the supervisor waits for them
+                preexec_fn=dying_with_us(blocked=WATCHED),  # these stay pending until the supervisor waits for them
                 start_new_session=True,
             )
         finally:
@@ -104,7 +108,7 @@ class Spare:
 
 
 class Trial:
-    """A running trial, from the start of its supervisor to its report.
+    """A running trial, from the start of its supervisor to the supervisor's report.
 
     Args:
         number: the trial's number in the sweep.
@@ -146,7 +150,7 @@ class Trial:
             self._supervisor.process.send_signal(number)
 
     def request_stop(self, request: StopRequest) -> None:
-        """Write a request to stop into the trial's ``control/``, unless the last one was for the same kind of stop."""
+        """Write a request to stop into the trial's ``control/``, unless the last request had the same ``then``."""
         if self._supervisor is None or self._requested == request.then:
             return
         self._requested = request.then
@@ -190,7 +194,7 @@ class Trial:
         return {"reason": "failed", "decision": "end", "error_class": "supervisor", "detail": detail}
 
     def _end_ranks(self) -> None:
-        """Kill the ranks of a supervisor that died. srun ends its step then: this is needed only if srun died, too."""
+        """Kill the ranks whose supervisor died. srun ends its step then, so this is needed only if srun died too."""
         started = Ledger.of(self.run).unfinished()
         step = None if started is None else read_json(self.run.attempt(started.attempt) / "step.json")
         if step is None:

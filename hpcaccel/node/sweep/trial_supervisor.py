@@ -1,8 +1,8 @@
 """The supervisor of one trial of a sweep: a run's supervisor in an allocation that belongs to the sweep's worker.
 
 It handles ranks, ledger, restarts, stops and hangs as for any run. It never requeues: the worker and the sweep decide
-what follows, and this worker or another one can continue a trial whose allocation is taken away. It reports the end
-to the worker through a pipe.
+what follows, and this worker or another one can continue a trial whose allocation is taken away. The supervisor reports
+the trial's end to the worker through a pipe.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ log = logging.getLogger(__name__)
 END_TIME = "HPCACCEL_WORKER_END"
 """Environment variable: end of a local worker's time limit, in seconds since the epoch."""
 CHECKED = "HPCACCEL_NODES_CHECKED"
-"""Environment variable: set if a trial has succeeded in this allocation, so that no preflight is needed."""
+"""Environment variable that is set if a trial has ended well in this allocation, so that no preflight is needed."""
 HOSTS_REQUEST = "worker.json"
 """File in a trial's ``control/``: the stop request from the worker that runs the trial."""
 _OVER = ("completed", "pruned")
-"""A trial whose last attempt ended for one of these reasons is not started again unless the sweep extends it."""
+"""If a trial's last attempt ended for one of these reasons, the trial is started again only if the sweep extends it."""
 _STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
 """Signals that stop a trial."""
 _LONGEST = 4000
-"""Longest ``detail`` in a report to the worker, in characters."""
+"""Maximum length of ``detail`` in a report to the worker, in characters."""
 
 
 class _NoRoom(RunDirectoryError):
-    """The disk of the run directory stayed full or not writable. This is not the trial's fault: it is left to be
-    continued, and this worker starts no more trials."""
+    """The disk of the run directory stayed full or not writable. This is not the trial's fault, so the trial can
+    continue later. This worker starts no more trials."""
 
 
 def wait_for_a_trial(*, report_to: int) -> int:
     """Wait for a line on standard input, a JSON object with ``run`` (a directory), ``slot`` and ``env``, then supervise
-    that trial. Returns the exit code as for a run; 0 if standard input is closed first."""
+    that trial. Returns the same exit code as ``run_trial``; 0 if standard input is closed without a line."""
     line = sys.stdin.readline()
     if not line:
         return 0
@@ -88,12 +88,12 @@ def _print_to(path: Path) -> None:
 
 
 def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
-    """Run a trial until it has ended or must continue elsewhere. Returns the exit code as for a run.
+    """Run a trial until it has ended or must continue elsewhere. Returns an exit code with the same meaning as a run's.
 
     Args:
         slot: the trial's share of the allocation.
         report_to: file descriptor that gets one JSON line: ``reason``, ``decision``, ``error_class``, ``detail`` and,
-            unless an error kept the trial from running, ``nodes_excluded``.
+            unless an error prevented the trial from running, ``nodes_excluded``.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:
@@ -112,7 +112,7 @@ def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
 
 
 def _kind(error: Exception) -> str:
-    """The ``error_class`` to report for an error: ``busy``, ``disk`` or ``refused``."""
+    """The ``error_class`` to report for ``error``: ``busy``, ``disk`` or ``refused``."""
     if isinstance(error, RunBusy):
         return "busy"
     cause = error if isinstance(error, OSError) else error.__cause__
@@ -121,7 +121,7 @@ def _kind(error: Exception) -> str:
 
 
 def _refuse(report_to: int, detail: str, *, kind: str = "refused") -> int:
-    """Report an error that keeps the trial from running. Returns the exit code."""
+    """Report an error that prevents the trial from running. Returns the exit code."""
     word = {"reason": "failed", "decision": "end", "error_class": kind, "detail": detail[:_LONGEST]}
     os.write(report_to, json.dumps(word).encode() + b"\n")
     return UserError.exit_code
@@ -146,7 +146,7 @@ def _supervise(run: RunDir, slot: Slot) -> int:
 
 
 def _note_job(run: RunDir, job_id: str) -> None:
-    """Record ``job_id`` as the last job of the run."""
+    """Write ``job_id`` to the run's record as the run's last job."""
     record: dict[str, Any] = read_json(run.record) or {}
     if job_id not in record.get("job_ids", [])[-1:]:
         jobs = [*(one for one in record.get("job_ids", []) if one != job_id), job_id]
@@ -166,7 +166,7 @@ class TrialLedger(Ledger):
     """The ledger of a trial, which may continue in any job of the sweep."""
 
     def ends_of(self, jobs: Collection[str]) -> list[AttemptEnd]:
-        # If the sweep retries a trial that has ended, the counts towards the caps start again from zero.
+        # If the sweep retries a trial that has ended, the counts that the caps limit start again from zero.
         last = max((at for at, line in enumerate(self.ends) if line.decision in ("end", "pause")), default=-1)
         return self.ends[last + 1 :]
 
@@ -200,7 +200,7 @@ class TrialAttempt(Attempt):
         return super()._preflight()
 
     def _wait_for_room(self) -> Failure | None:
-        """As for a run, but if time runs out, the trial is left to be continued, and this worker starts no more trials.
+        """Wait as for a run. If time runs out, the trial can continue later, but this worker starts no more trials.
 
         Raises:
             _NoRoom: the disk stayed full or unwritable.
@@ -219,8 +219,8 @@ class TrialSupervisor(Supervisor):
     attempt_class = TrialAttempt
 
     def _code_of_the_end(self) -> int | None:
-        # If a tuner dies before it records the trial's end, the next tuner starts the trial a second time. Lines before
-        # the offset do not count, because the sweep has extended the trial since.
+        # If a tuner dies before it records the trial's end, the next tuner starts the trial a second time. End lines
+        # before the offset do not count, because the sweep has extended the trial after them.
         run = self.job.run
         last = RunLedger.read(run, offset=_offset(run)).last
         return 0 if isinstance(last, AttemptEnd) and last.reason in _OVER else None
@@ -257,7 +257,7 @@ class TrialAllocation(SlurmAllocation):
         now = super().status(patient=patient)
         if now.running or now.will_requeue or not now.known:
             return now
-        # Whatever happens to this worker, another one can continue the trial.
+        # Whatever happens to this worker, another worker can continue the trial.
         return dataclasses.replace(now, will_requeue=True, termination_reason=now.termination_reason or "cancelled")
 
 

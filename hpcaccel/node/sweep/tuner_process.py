@@ -1,4 +1,4 @@
-"""The tuner of a sweep's worker: a child process that chooses the next trial, and is restarted if it dies.
+"""The tuner of a sweep's worker: a child process that chooses the next trial, and that is restarted if it dies.
 
 Worker and tuner exchange JSON lines over the tuner's standard input and output.
 """
@@ -24,14 +24,15 @@ __all__ = ["TUNER_SIGNAL", "TunerProcess"]
 log = logging.getLogger(__name__)
 
 TUNER_SIGNAL = signal.SIGURG
-"""Signal that the kernel sends when the tuner has written output. The worker blocks it and waits for it. By default it
-is ignored."""
+"""Signal that the kernel sends to the worker when the tuner has written output. The worker blocks this signal and waits
+for it. By default, processes ignore it."""
 BLOCKED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
-"""Blocked in the tuner, because Slurm signals all processes of a batch step. The worker sends stops as events."""
+"""Signals that are blocked in the tuner, because Slurm signals all processes of a batch step. The worker informs the
+tuner of a stop with an event."""
 CRASHES = 3
-"""After this number of crashes without a trial's end in between, the tuner is not restarted."""
+"""After this number of crashes in a row, between which no trial has ended, the tuner is not restarted."""
 PAUSES_SECONDS = (0.0, 1.0, 3.0)
-"""Pause before a restart, by the number of crashes."""
+"""Pauses before a restart, indexed by the number of crashes."""
 LEAVE_SECONDS = 20.0
 """How long the tuner may take to exit once its standard input is closed."""
 PIECE_BYTES = 1 << 16
@@ -43,8 +44,8 @@ class TunerProcess:
     """The tuner's process, its event queue and its restarts.
 
     Args:
-        command: starts the tuner.
-        log: file for its standard error.
+        command: the command line of the tuner.
+        log: file for the tuner's standard error.
         hello: returns the first events for a tuner that has just been started.
     """
 
@@ -61,13 +62,13 @@ class TunerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lines = LineSplitter()
         self._unsent: list[dict[str, Any]] = []
-        """Events not yet sent completely."""
+        """Events that have not been sent, or not completely."""
         self._written = 0
-        """Number of bytes of the first event that are already written."""
+        """Number of bytes of the first unsent event that are already written."""
         self._crashes = 0
         self._again_at = 0.0
         self._log_offset = 0
-        """Offset in the log where this tuner's output begins."""
+        """Offset in the log at which the output of the current tuner process begins."""
         self.end: dict[str, Any] | None = None
         """The tuner's final message; None while it may still choose trials."""
         self.failed = ""
@@ -177,7 +178,7 @@ class TunerProcess:
 
     def _handle_exit(self, code: int) -> None:
         self._close()
-        # The next tuner gets the trials' ends that this one has not read.
+        # The next tuner process gets the events about ended trials that have not been sent to this one.
         self._unsent = [event for event in self._unsent if event["event"] == "ended"]
         if self.end is not None and code == 0:
             return
@@ -210,7 +211,8 @@ class TunerProcess:
             self._process.kill()
 
     def dismiss(self, patience_seconds: float = LEAVE_SECONDS) -> None:
-        """Close the tuner's standard input. Kill the tuner if it does not record the last events and exit in time."""
+        """Close the tuner's standard input, so that the tuner records the last events and exits. Kill it if it does not
+        exit in time."""
         if self._process is None:
             return
         self._flush()

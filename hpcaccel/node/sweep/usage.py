@@ -1,4 +1,4 @@
-"""Writes to ``worker.jsonl`` how long a worker holds its allocation, at intervals in case the worker is killed."""
+"""Records in ``worker.jsonl`` how long a worker holds its allocation, at intervals because the worker may be killed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 _NOT_AGAIN = "a worker that ends in this way twice in a row is not requeued"
 SHARE = 0.01
 """Interval between ``seen`` lines, as a fraction of the time for which the allocation has been held. If a
-worker is killed, at most about this fraction is not recorded. The first hour has a few hundred lines."""
+worker is killed, at most about this fraction is not recorded. In its first hour a worker writes a few hundred lines."""
 FEWEST_SECONDS, MOST_SECONDS = 1.0, 60.0
 """Shortest and longest interval between ``seen`` lines."""
 
 
 class WorkerAccount:
-    """The only writer of ``worker.jsonl``."""
+    """Writes the lines of ``worker.jsonl``. No other code writes this file."""
 
     def __init__(self, worker: WorkerDir) -> None:
         self._path = worker.account
@@ -62,7 +62,7 @@ class WorkerAccount:
         return line
 
     def trial(self, number: int, what: Literal["started", "ended"], *, trials: Collection[int]) -> None:
-        """Record that trial ``number`` has started or ended; ``trials`` are those that run afterwards."""
+        """Record that trial ``number`` has started or ended. ``trials`` are the trials that are running now."""
         self._trials = trials
         self._write(WorkerSeen(time=time.time(), trial=number, what=what, trials=sorted(trials)))
 
@@ -89,7 +89,7 @@ class WorkerAccount:
         try:
             append_line(self._path, to_dict(line), sync=sync)
         except OSError as error:
-            # For instance a full disk: the trials may still end well, which matters more than this record.
+            # The disk may be full, for instance. The trials may still end well, which matters more than this record.
             log.warning(f"cannot write {self._path}: {error.strerror}")
 
 
@@ -107,9 +107,9 @@ def record_setup_failure(worker: WorkerDir, *, exit_code: int, name: str) -> int
 
 
 def record_killed(worker: WorkerDir, why: str) -> int:
-    """Record that worker processes keep being killed here. Requeue, unless ``resilience.requeue`` is off or the
-    worker's last end had the same cause. Returns the batch step's exit code."""
-    killed_by()  # clears the variable: the next start's first worker process must not report this kill
+    """Record that the worker processes of this batch step keep being killed. Requeue the job, unless
+    ``resilience.requeue`` is off or the worker's last end had the same cause. Returns the batch step's exit code."""
+    killed_by()  # removes the variable: the first worker process of the next start must not report this kill
     worker.prepare()
     launch = read_launch(worker)
     allocation = unchained_allocation(worker, launch)

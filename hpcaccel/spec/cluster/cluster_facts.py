@@ -1,8 +1,8 @@
 """Cluster facts: the description of a cluster that ``hpcaccel cluster probe`` collects.
 
 A profile has the user's defaults for a cluster; the facts describe the cluster itself. The facts are stored beside the
-profile in ``$XDG_CONFIG_HOME/hpcaccel/clusters/<name>.facts/facts.yaml``. The file is for reading, not for editing: a
-new probe replaces it. ``unknown`` lists the facts that could not be determined, and why.
+profile in ``$XDG_CONFIG_HOME/hpcaccel/clusters/<name>.facts/facts.yaml``. This file is for reading, not for editing,
+because a new probe replaces it. ``unknown`` lists the facts that could not be determined, with the reasons.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FACTS_VERSION = 1
 
 
 def format_age(seconds: float) -> str:
-    """An age for messages, in its largest unit: ``3 days``, ``5 minutes``."""
+    """An age as text for messages, in the largest suitable unit: ``3 days``, ``5 minutes``."""
     for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= size:
             count = int(seconds // size)
@@ -82,11 +82,11 @@ class SiteFacts(Section):
     unknown: list[Text] = Field(default_factory=list, description="What could not be determined, and why.")
 
     def age_seconds(self, now: float | None = None) -> float:
-        """Seconds since the probe; 0 if the probe's time is in the future, because two clocks differ."""
+        """Seconds since the probe; 0 if the probe's time is in the future because the clocks of two machines differ."""
         return max((time.time() if now is None else now) - self.probed_at, 0.0)
 
     def age_text(self, now: float | None = None) -> str:
-        """The age for messages: ``3 days``, ``5 minutes``."""
+        """The facts' age as text for messages: ``3 days``, ``5 minutes``."""
         return format_age(self.age_seconds(now))
 
     def partition(self, name: str) -> Partition | None:
@@ -98,7 +98,7 @@ class SiteFacts(Section):
         return next((one for one in self.partitions if one.default), None)
 
     def node_types_of(self, partitions: Sequence[str]) -> list[NodeType]:
-        """The node types in ``partitions``, without duplicates."""
+        """The node types in the named partitions, without duplicates."""
         wanted = {name for one in self.partitions if one.name in partitions for name in one.node_types}
         return [kind for kind in self.node_types if kind.name in wanted]
 
@@ -162,7 +162,7 @@ def _check_version(given: Any, path: Path, again: str) -> None:
 
 
 def store_facts(facts: SiteFacts) -> Path:
-    """Write the facts to ``facts_path``, replacing older ones. Returns the path.
+    """Write the facts to ``facts_path``, replacing older facts. Returns the path.
 
     Only the user can read the file, because it contains accounts and limits.
     """

@@ -1,7 +1,7 @@
-"""Cluster profiles: the settings of a site, kept out of job specs so that these stay portable.
+"""Cluster profiles: the settings of a site, kept out of job specs so that job specs stay portable.
 
-A profile is ``$XDG_CONFIG_HOME/hpcaccel/clusters/<name>.yaml``. The profile ``local`` always exists: it runs jobs on
-this machine, without Slurm.
+A profile is the file ``$XDG_CONFIG_HOME/hpcaccel/clusters/<name>.yaml``. The profile ``local`` always exists: it runs
+jobs on this machine, without Slurm.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class ClusterProfile(Section):
         return self._source
 
     def for_login_node(self) -> str:
-        """The profile as YAML for the login node's profile directory, without ``host``, ``hpcaccel`` and ``default``.
+        """The profile as YAML text for the profile directory on the login node, without ``host``, ``hpcaccel`` and
+        ``default``.
 
         A profile with a host keeps ``~/`` and ``${env:NAME}`` unexpanded, because they are expanded on the cluster.
         """
@@ -114,7 +115,7 @@ class ClusterProfile(Section):
         return write_yaml(values)
 
     def defaults(self) -> Layer:
-        """The defaults that the profile sets for a job spec, as a layer."""
+        """The defaults that this profile sets for job specs, as a layer."""
         set_values = self.model_dump(mode="json", include={"slurm", "environment"}, exclude_unset=True)
         place = SourceLocation(str(self._source or f"cluster profile {self.name}"))
         places: dict[KeyPath, SourceLocation] = {
@@ -124,7 +125,7 @@ class ClusterProfile(Section):
 
 
 def is_profile_name(name: str) -> bool:
-    """Whether ``name`` is valid for a profile and its file."""
+    """Whether ``name`` is valid as the name of a profile and of its file."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -136,15 +137,15 @@ def profiles_directory() -> Path:
 
 
 def profile_names() -> list[str]:
-    """The names of all profiles, ``local`` included."""
+    """The names of all profiles, including ``local``."""
     return sorted({"local", *(path.stem for path in _files())})
 
 
 def load_profile(name: str | None = None) -> ClusterProfile | None:
-    """Load the profile ``name``; without a name the default profile, or None if there is none.
+    """Load the profile ``name``. Without a name, load the default profile; returns None if there is no default profile.
 
     Raises:
-        SpecError: no such profile, more than one default, or a file that cannot be read or is invalid.
+        SpecError: no profile has this name, several profiles are the default, or a file is invalid or unreadable.
     """
     if name is None:
         return _default()

@@ -1,6 +1,7 @@
 """Sections of a cluster's facts: settings, partitions, node types, accounts, QOS, containers, quotas.
 
-Field names contain the units of times and sizes. ``None`` means "no limit" for a limit, and "unknown" for other facts.
+Field names contain the units of times and sizes. ``None`` in a limit means that there is no limit; in other facts it
+means that the fact is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from hpcaccel.spec.job.fields import Flag, Natural, Section, Text, Word, text_li
 __all__ = ["UNTYPED", "Account", "Containers", "NodeType", "Partition", "Qos", "Quota", "SiteConfig"]
 
 UNTYPED = "gpu"
-"""The GPU type if the site configures none (``Gres=gpu:4``)."""
+"""The name used as GPU type if the site configures no types (``Gres=gpu:4``)."""
 
 
 class SiteConfig(Section):

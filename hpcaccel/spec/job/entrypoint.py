@@ -70,8 +70,8 @@ def _key(key: Any, parents: str) -> str:
 
 
 def argument_value(value: Any, key: str) -> Argument:
-    """Validate one value of ``args``; ``key`` is its name in messages. Numbers stay numbers, which are formatted
-    later; infinities, NaN and the numbers whose spelling ``_keep_spelling`` keeps become text."""
+    """Validate one value of ``args``; ``key`` is its name in messages. Numbers stay numbers and are formatted later.
+    Infinities, NaN and numbers whose spelling ``_keep_spelling`` keeps become text."""
     if isinstance(value, Mapping):
         return {name: item for own, item in value.items() for name, item in [_entry(own, item, f"{key}.")]}
     if isinstance(value, list | tuple):
@@ -109,7 +109,7 @@ def _scalar(value: Any, where: str) -> Argument:
 
 
 def _keep_spelling(plain: PlainScalar) -> Argument:
-    """The value, or its text if an integer would be written differently (``0123``, ``0x1F``) or a float overflows."""
+    """The number, or its text if formatting would change an integer's spelling (``0123``) or if a float overflows."""
     if isinstance(plain.value, int) and not isinstance(plain.value, bool) and not _PLAIN_INTEGER.fullmatch(plain.text):
         return plain.text
     if isinstance(plain.value, float) and math.isinf(plain.value) and "inf" not in plain.text.lower():
@@ -118,7 +118,7 @@ def _keep_spelling(plain: PlainScalar) -> Argument:
 
 
 def _item(value: Any, where: str) -> str:
-    """One argument of a plain list as text; numbers from YAML keep their spelling."""
+    """An item of a list of arguments, as text. Numbers from YAML keep their spelling."""
     if isinstance(value, PlainScalar):
         return value.text
     if isinstance(value, bool):
@@ -138,7 +138,7 @@ def _checked(value: str, where: str) -> str:
 
 
 CHECKPOINT_PLACES = ("{newest}", "{step}")
-"""Placeholders in ``resume_args``: path and step of the newest complete checkpoint."""
+"""Placeholders in ``resume_args`` for the path and the step of the newest complete checkpoint."""
 
 _SCALARS = ["string", "number", "boolean", "null"]
 _ARGS_SCHEMA = {
@@ -266,7 +266,7 @@ def _flag_arguments(key: str, value: Argument) -> list[str]:
 
 
 def _equals(key: str, value: Argument) -> list[str]:
-    """One argument per value, in a form that ``ast.literal_eval`` parses; text is unchanged."""
+    """One argument per value, in a form that ``ast.literal_eval`` parses. Text outside of lists is unchanged."""
     if value is None:
         return []
     if isinstance(value, dict):
@@ -289,7 +289,7 @@ def _assignments(key: str, value: Argument) -> list[str]:
 
 
 def _hydra_element(value: Any) -> str:
-    """An element of a list, quoted if needed: https://hydra.cc/docs/advanced/override_grammar."""
+    """An element of a list, quoted if Hydra needs it: https://hydra.cc/docs/advanced/override_grammar."""
     text = _argument_text(value)
     if not isinstance(value, str) or (_HYDRA_BARE.fullmatch(text) and isinstance(text, str)):
         return text

@@ -95,7 +95,7 @@ class CodeSection(Section):
 
     @model_serializer(mode="wrap")
     def _by_alias(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Serialize by alias: the key is ``copy`` in files, but such an attribute would hide a pydantic method."""
+        """Serialize by alias: the key is ``copy`` in files, but an attribute ``copy`` would hide a pydantic method."""
         return {"copy" if key == "copy_" else key: value for key, value in serialize(self).items()}
 
 
@@ -107,7 +107,7 @@ _SEPARATORS = re.compile(r"[:,]")
 
 
 def is_image_path(image: str) -> bool:
-    """Whether an image is a file or folder on the cluster, not a name in a registry."""
+    """Whether ``image`` is the path of a file or folder on the cluster, not a name in a registry."""
     return "://" not in image and (image.startswith(("/", "./", "../", "~")) or image.endswith(IMAGE_FILES))
 
 

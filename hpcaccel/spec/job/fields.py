@@ -1,7 +1,7 @@
 """The base class of all sections of a spec, and the types of their fields.
 
-Values come from YAML (numbers and booleans as ``PlainScalar``, with their spelling), from JSON, or from Python.
-Validators raise ValueError with a message that continues "<key> <value> …"; ``problems`` adds the key and its place.
+Values come from YAML (numbers and booleans as ``PlainScalar``, with their spelling), from JSON, or from Python. The
+message of a validator's ValueError completes a sentence that begins with the key and the value, added by ``problems``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 MAX_TEXT_BYTES = 100_000
-"""Maximum size of a text: below Linux's 131,072 bytes for one program argument, because quoting adds to it."""
+"""Maximum size of a text. Linux allows 131,072 bytes for one program argument, but quoting makes a text longer."""
 
 _LINE_BREAK = re.compile(r"[\n\r]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -53,7 +53,7 @@ S = TypeVar("S", bound="Section")
 
 
 class Conflict(NamedTuple):
-    """A conflict between settings: the key that is reported, relative to its section, and the message."""
+    """A conflict between settings: the key to report, relative to its section, and the message."""
 
     key: str
     message: str
@@ -73,11 +73,11 @@ class Section(BaseModel):
     """Keys that users expect in this section, each with a message that names the correct setting."""
 
     rivals: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """Groups of mutually exclusive keys. In sections of ``layers._RIVALS``, a key removes its rivals in the base."""
+    """Groups of mutually exclusive keys. In sections of ``layers._RIVALS``, a key replaces its rivals in base files."""
 
     @classmethod
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
-        """Conflicts between ``values`` (validated or not). Values of a wrong type are ignored."""
+        """Conflicts between ``values``, which may not be validated yet. Values of a wrong type are ignored."""
         found = []
         for group in cls.rivals:
             present = [key for key in group if values.get(key) is not None]
@@ -88,7 +88,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _empty_collections(cls, values: Any) -> Any:
-        """Treat null as empty: a key may have no value, as in ``env:`` with all its lines commented out."""
+        """Treat null as an empty collection: a key may have no value, as in ``env:`` with only comments below it."""
         if not isinstance(values, Mapping):
             return values
         fields = {field.alias or name: field for name, field in cls.model_fields.items()}
@@ -106,7 +106,7 @@ class Section(BaseModel):
 
 
 class Inside(ValueError):
-    """An error inside a value with free structure, such as ``args``; ``path`` is its position in the value."""
+    """An error inside a value with free structure, such as ``args``. ``path`` is the error's position in the value."""
 
     def __init__(self, message: str, path: tuple[str | int, ...]) -> None:
         self.path = path
@@ -115,7 +115,7 @@ class Inside(ValueError):
 
 @contextmanager
 def below(key: Any) -> Iterator[None]:
-    """Context manager: a ValueError raised in the block becomes ``Inside`` with ``key`` prepended to its path."""
+    """Context manager: a ValueError raised in the block becomes an ``Inside`` error whose path begins with ``key``."""
     try:
         yield
     except ValueError as error:
@@ -129,7 +129,7 @@ def checked_text(value: str) -> str:
     """Return ``value`` unchanged if it can be passed in a script and in the environment.
 
     Raises:
-        ValueError: it contains a NUL, a line break or an invalid character, or is too long for a program argument.
+        ValueError: ``value`` contains a NUL, a line break or an invalid character, or is too long for an argument.
     """
     if "\0" in value:
         raise ValueError("contains a NUL character, which cannot be passed to a program")
@@ -181,14 +181,14 @@ def _path(value: Any) -> str:
 
 
 def _commas(value: Any) -> str:
-    """Join a list with commas, as sbatch expects it."""
+    """Join the items of a list with commas, as sbatch expects."""
     return _word(",".join(_word(item) for item in value) if isinstance(value, list | tuple) else value)
 
 
 _TEXT_SCHEMA = {"type": ["string", "number", "boolean"]}
 
 Text = Annotated[str, BeforeValidator(_text), WithJsonSchema(_TEXT_SCHEMA)]
-"""One line of text, possibly empty. Numbers and booleans keep their spelling from the file."""
+"""One line of text, which may be empty. Numbers and booleans keep their spelling in the file."""
 
 Word = Annotated[str, BeforeValidator(_word), WithJsonSchema({"type": ["string", "number"], "minLength": 1})]
 """One non-empty line of text."""
@@ -210,7 +210,7 @@ CommaList = Annotated[
 
 
 def text_list(description: str) -> Any:
-    """A field with a list of texts, empty by default."""
+    """A field for a list of texts that is empty by default."""
     return Field(default_factory=list, description=description)
 
 
@@ -218,7 +218,7 @@ def text_list(description: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The value of a scalar. Text (quoted, or from ``${env:NAME}``) is parsed like an unquoted scalar."""
+    """The value of a scalar. Text that was quoted or came from ``${env:NAME}`` is parsed as if it were unquoted."""
     if isinstance(value, str):
         value = resolve_plain(value)
     return value.value if isinstance(value, PlainScalar) else value
@@ -227,7 +227,7 @@ def _plain(value: Any) -> Any:
 def _bounded(
     kind: type[int] | type[float], minimum: float = -math.inf, maximum: float = 2**62, *, above: float = -math.inf
 ) -> BeforeValidator:
-    """Validator for a number with inclusive bounds ``minimum`` and ``maximum`` and exclusive bound ``above``."""
+    """Validator for a number from ``minimum`` to ``maximum`` (both included) that is greater than ``above``."""
     bound = f" of at least {minimum}" if minimum > -math.inf else f" above {above}" if above > -math.inf else ""
     bound += f" and at most {maximum}" if maximum < 2**62 else ""
     message = f"must be {'a whole number' if kind is int else 'a number'}{bound}"
@@ -283,7 +283,7 @@ Requeue = Annotated[
     BeforeValidator(_requeue),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "expedite"}]}),
 ]
-"""Whether a job is requeued: a boolean, or ``expedite``."""
+"""The value of ``resilience.requeue``: a boolean, or ``expedite``."""
 
 
 # -- quantities -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The job spec: one frozen model of a spec file. The field descriptions are the documentation.
+"""The job spec: a frozen model of a spec file. The field descriptions are the documentation.
 
 A spec can have dependencies on other runs (``after: [prepare, afterany:clean]``) and components, which are additional
-programs of a heterogeneous job::
+programs in a heterogeneous job::
 
     components:
       data: {entrypoint: {script: serve.py}, slurm: {partition: cpu, nodes: 2, cpus_per_task: 16}}
@@ -39,13 +39,13 @@ __all__ = [
 
 Kind = Literal["afterok", "afterany", "afternotok"]
 KINDS: tuple[Kind, ...] = ("afterok", "afterany", "afternotok")
-"""As in ``sbatch --dependency``: the other run succeeded, ended, or ended without success."""
+"""The conditions of ``sbatch --dependency``: the other run succeeded; it ended; it ended without success."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9/~.][^\s:,?]*")
 
 
 class Dependency(NamedTuple):
-    """A run to wait for, identified by its name, run id, job id or directory."""
+    """A run to wait for, identified by its name, run ID, job ID or directory."""
 
     kind: Kind
     run: str
@@ -55,10 +55,10 @@ class Dependency(NamedTuple):
 
 
 def parse_dependency(text: str) -> Dependency:
-    """Parse ``KIND:RUN`` with one of ``KINDS``, or ``RUN``, which is short for ``afterok:RUN``.
+    """Parse ``KIND:RUN``, where ``KIND`` is one of ``KINDS``, or ``RUN``, which is short for ``afterok:RUN``.
 
     Raises:
-        ValueError: not a dependency; the message continues "<key> <value> …".
+        ValueError: ``text`` is not a dependency. The message completes a sentence that begins with the key and value.
     """
     kind, colon, run = text.partition(":")
     if not colon:
@@ -83,7 +83,7 @@ After = Annotated[str, BeforeValidator(_dependency), WithJsonSchema({"type": ["s
 
 _COMPONENT_NAME = r"[a-z][a-z0-9_]{0,31}"
 _TAKEN = ("all", "batch", "ranks", "supervisor")
-"""Names that a component cannot have, because they have another meaning where a component's name is accepted."""
+"""Names that a component cannot have: where a component's name can be given, these names mean something else."""
 _OF_THE_JOB = tuple(name for name in SlurmSection.model_fields if name not in Resources.model_fields)
 
 
@@ -164,13 +164,13 @@ def _name(value: Any) -> str:
 
 
 def _part(values: dict[str, Any], key: str) -> Mapping[str, Any]:
-    """A section of ``values``, validated or not; empty if it is not a mapping."""
+    """The section ``key`` of ``values``, which may not be validated yet; empty if the section is not a mapping."""
     section = values.get(key)
     return dict(section) if isinstance(section, Section | Mapping) else {}
 
 
 def _watch_conflicts(values: dict[str, Any]) -> list[Conflict]:
-    """Whether the directory that ``checkpoint.watch`` needs is known."""
+    """A conflict if ``checkpoint.watch`` needs a directory that is not known."""
     watch, args = _part(values, "checkpoint").get("watch"), _part(values, "entrypoint").get("args")
     if watch is None:
         return []
@@ -275,7 +275,7 @@ class JobSpec(Section):
 
     @property
     def source(self) -> Path | None:
-        """The file that this spec was loaded from. It is part of neither the model nor the hash."""
+        """The file from which this spec was loaded, or None. The file is part of neither the model nor the hash."""
         return self._source
 
     @property
@@ -283,7 +283,7 @@ class JobSpec(Section):
         return self.slurm.ranks_per_node
 
     def of_component(self, name: str) -> JobSpec:
-        """This spec reduced to the component ``name``: its entrypoint and resources replace those of the job."""
+        """This spec reduced to the component ``name``: the component's entrypoint and resources replace the job's."""
         own = self.components[name]
         inherited = {
             key: getattr(own.slurm, key) or getattr(self.slurm, key)
@@ -295,28 +295,29 @@ class JobSpec(Section):
 
     @property
     def total_gpus(self) -> int:
-        """GPUs of the job at its smallest number of nodes, components included."""
+        """Number of GPUs of the job, including its components, with the smallest number of nodes."""
         parts = [self, *(self.of_component(name) for name in self.components)]
         return sum(one.slurm.min_nodes * one.slurm.node_gpus for one in parts)
 
     @property
     def total_nodes(self) -> int:
-        """The smallest number of nodes of the job, components included."""
+        """The smallest number of nodes of the job, including its components."""
         return self.slurm.min_nodes + sum(one.slurm.min_nodes for one in self.components.values())
 
     @property
     def stop_mode(self) -> Literal["cooperative", "signals"]:
         """How the ranks are stopped: ``runtime.stop``, by default ``signals`` for commands, else ``cooperative``.
 
-        If ``runtime.stop`` is not set, submission also uses ``signals`` for scripts and modules whose source uses none
-        of ``Accelerator``, ``stop_gate`` and ``should_stop``.
+        With ``runtime.bridge`` the default is always ``cooperative``. Otherwise, if ``runtime.stop`` is not set,
+        submission also uses ``signals`` for scripts and modules whose source uses none of ``Accelerator``,
+        ``stop_gate`` and ``should_stop``.
         """
         signals = self.entrypoint.kind == "command" and self.runtime.bridge is None
         return self.runtime.stop or ("signals" if signals else "cooperative")
 
     @property
     def warning_seconds(self) -> int:
-        """Seconds before the time limit at which the ranks are requested to stop.
+        """How many seconds before the time limit the ranks are requested to stop.
 
         This is ``resilience.warning_seconds``, but at most half of the time limit.
         """
@@ -325,7 +326,7 @@ class JobSpec(Section):
         return wanted if limit is None else max(1, min(wanted, limit // 2))
 
     def launch_watch(self, workdir: str) -> LaunchWatch | None:
-        """Where the program saves checkpoints of its own; None without ``checkpoint.watch``.
+        """Where the program saves checkpoints of its own; None if ``checkpoint.watch`` is not set.
 
         Args:
             workdir: working directory of the ranks.
@@ -338,7 +339,7 @@ class JobSpec(Section):
         return self.entrypoint.arguments()
 
     def __eq__(self, other: object) -> bool:
-        """Compare all settings; the source file is ignored."""
+        """Compare all settings. The source file is ignored."""
         return isinstance(other, JobSpec) and self.model_dump() == other.model_dump()
 
     def __hash__(self) -> int:

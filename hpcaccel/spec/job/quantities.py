@@ -1,9 +1,9 @@
 """Memory, times, node counts and GPUs in the forms that sbatch accepts, each converted to a canonical form.
 
-Every ``canonical_…`` function takes the user's text, returns text that sbatch accepts, is idempotent, and raises
-ValueError with a message that continues "<key> <value> …". ``time_seconds``, ``memory_megabytes``, ``node_range``,
-``gpu_count`` and ``gres_gpus`` parse canonical text.
-Forms: https://slurm.schedmd.com/sbatch.html.
+Every ``canonical_…`` function takes the user's text, returns text that sbatch accepts, and is idempotent. The messages
+of its ValueErrors complete a sentence that begins with the key and the value. ``time_seconds``, ``memory_megabytes``,
+``node_range``, ``gpu_count`` and ``gres_gpus`` parse canonical text.
+https://slurm.schedmd.com/sbatch.html describes the forms that sbatch accepts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NO_LIMIT = {"unlimited", "infinite", "-1"}
 
 
 def canonical_time(text: str) -> str:
-    """A time as ``[D-]HH:MM:SS`` or ``UNLIMITED``. A bare number is minutes; 0 means no limit, as for sbatch."""
+    """A time as ``[D-]HH:MM:SS`` or ``UNLIMITED``. A bare number means minutes, and 0 means no limit, as for sbatch."""
     if text.lower() in _NO_LIMIT:
         return UNLIMITED
     match = _TIME.fullmatch(text)
@@ -68,7 +68,7 @@ def canonical_time(text: str) -> str:
 
 
 def time_seconds(canonical: str) -> int | None:
-    """Seconds of a canonical time, None for no limit."""
+    """A canonical time in seconds; None if there is no limit."""
     if canonical == UNLIMITED:
         return None
     days, _, clock = canonical.rpartition("-")
@@ -83,7 +83,8 @@ _MEGABYTES = {"K": Fraction(1, 1024), "M": Fraction(1), "G": Fraction(1024), "T"
 
 
 def canonical_memory(text: str) -> str:
-    """A size in its largest whole unit (``40G``, ``1500M``, ``0``). A bare number is MiB; fractions are rounded up."""
+    """A memory size in the largest unit that gives a whole number (``40G``, ``1500M``, ``0``). A bare number means MiB;
+    fractions of a MiB are rounded up."""
     match = _MEMORY.fullmatch(text)
     if match is None or len(text) > 30:
         raise ValueError(
@@ -112,7 +113,7 @@ _NODES_WORDS = "is not a number of nodes (allowed: 4, 2-4, or a list of sizes su
 
 
 def canonical_nodes(text: str) -> str:
-    """A node count: ``4``, ``2-4`` or sbatch's list of sizes ``1,2,4-8:2``; ``2k`` is 2048."""
+    """A node count: ``4``, ``2-4``, or a list of sizes in sbatch's form, ``1,2,4-8:2``. ``2k`` means 2048."""
     parts = text.split(",")
     canonical = []
     for part in parts:
@@ -134,7 +135,7 @@ def _count(text: str) -> int:
 
 
 def node_range(canonical: str) -> tuple[int, int]:
-    """The fewest and the most nodes that a canonical node count allows."""
+    """Returns the smallest and the largest number of nodes that a canonical node count allows."""
     numbers = [int(number) for part in canonical.split(",") for number in part.partition(":")[0].split("-")]
     return min(numbers), max(numbers)
 
@@ -167,7 +168,7 @@ def gpu_count(canonical: str) -> int:
 
 
 def canonical_gres(text: str) -> str:
-    """A gres list such as ``gpu:a100:2,shard:1``: every resource as name[:type]:count; or ``none``."""
+    """A gres list such as ``gpu:a100:2,shard:1``, with every resource in the form name[:type]:count; or ``none``."""
     if text.lower() == "none":
         return "none"
     return ",".join(_resource(part.strip().removeprefix("gres:")) for part in text.split(","))
@@ -219,7 +220,7 @@ OWNED_FLAGS = {
     "wait": "cannot be set: use `hpcaccel submit --wait`",
     "wrap": "cannot be set: set the program in entrypoint",
 }
-"""sbatch options that cannot be set under ``slurm.extra``, by long name; the message follows the option's name."""
+"""sbatch options that cannot be set under ``slurm.extra``: the long name, and a message that follows this name."""
 
 _SRUN_LONG = (
     "error", "export", "gpus", "input", "jobid", "job-name", "kill-on-bad-exit", "label", "nodes", "nodelist", "ntasks",
@@ -232,7 +233,7 @@ _SRUN_SHORT = {
 
 
 def extra_advice(flag: str, fields: Iterable[str]) -> str | None:
-    """Why an option is not allowed under ``slurm.extra``, or None if it is; ``fields`` are the section's keys."""
+    """Why an option is not allowed under ``slurm.extra``; None if it is allowed. ``fields`` are the section's keys."""
     if flag in ("het-group", "hetjob"):
         return HETEROGENEOUS
     elsewhere = {name.replace("_", "-"): f"is set by slurm.{name}" for name in fields if name != "extra"} | OWNED_FLAGS
@@ -246,7 +247,8 @@ def extra_advice(flag: str, fields: Iterable[str]) -> str | None:
 
 
 def owned_by_srun(word: str) -> str | None:
-    """The srun option set by hpcaccel that ``word``, abbreviated or not, would override; None if there is none."""
+    """The name of the srun option that hpcaccel sets and that ``word`` (which may be abbreviated) would override; None
+    if ``word`` overrides no such option."""
     if not word.startswith("--"):
         return _SRUN_SHORT.get(word[:2])
     flag = word[2:].partition("=")[0]
@@ -270,7 +272,7 @@ def format_number(value: int | float) -> str:
 
 
 def _scientific(text: str) -> tuple[str, int]:
-    """Mantissa and exponent of a number: ("1.5", -4) for ``0.00015``."""
+    """Returns the mantissa and the exponent of a number: ("1.5", -4) for ``0.00015``."""
     sign = "-" if text.startswith("-") else ""
     digits, _, power = text.lstrip("-").partition("e")
     whole, _, fraction = digits.partition(".")

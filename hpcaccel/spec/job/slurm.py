@@ -72,7 +72,7 @@ def _extra_value(key: Any, value: Any) -> str | bool:
 
 
 class Resources(Section):
-    """Resources of the ranks or of a component. Keys are sbatch's long option names with '_' for '-'."""
+    """Resources of the ranks or of a component. Keys are sbatch's long option names with '_' instead of '-'."""
 
     moved: ClassVar[dict[str, str]] = {name.replace("-", "_"): advice for name, advice in OWNED_FLAGS.items()} | {
         "het": HETEROGENEOUS,
@@ -177,7 +177,8 @@ class Resources(Section):
         return found
 
     def flags(self) -> list[tuple[str, str | None]]:
-        """sbatch's long options without dashes, and their values (None for an option without one), in a fixed order.
+        """Pairs of an option's long name, without leading dashes, and its value, in a fixed order. The value is None if
+        the option takes none.
 
         ``nodes``, ``ntasks-per-node`` and a job's ``time`` are always included.
         """
@@ -195,12 +196,12 @@ class Resources(Section):
 
     @property
     def mem_megabytes(self) -> int | None:
-        """Memory of a node in MiB (2**20 bytes); None if ``mem`` is not set, 0 for all memory of the node."""
+        """Memory per node in MiB (2**20 bytes); None if ``mem`` is not set. 0 stands for all memory of the node."""
         return None if self.mem is None else quantities.memory_megabytes(self.mem)
 
     @property
     def node_gpus(self) -> int:
-        """GPUs that the job gets on each node."""
+        """Number of GPUs that the job gets on each node."""
         if self.gpus_per_node is not None:
             return quantities.gpu_count(self.gpus_per_node)
         if self.gpus_per_task is not None:
@@ -215,8 +216,8 @@ class Resources(Section):
 
 
 def requests_gpus(key: str, value: Any) -> bool:
-    """Whether the value of ``gpus_per_node``, ``gpus_per_task`` or ``gres``, validated or not, requests GPUs. A request
-    for 0 GPUs counts. At most one of the three keys may request GPUs.
+    """Whether ``value``, validated or not, requests GPUs. ``key`` is ``gpus_per_node``, ``gpus_per_task`` or ``gres``,
+    of which at most one may request GPUs. A request for 0 GPUs counts, too.
     """
     if value is None:
         return False
@@ -267,7 +268,7 @@ class SlurmSection(Resources):
 
     @property
     def time_seconds(self) -> int | None:
-        """The time limit in seconds; None: no limit."""
+        """The time limit in seconds; None if there is no limit."""
         return quantities.time_seconds(self.time)
 
 

@@ -1,4 +1,4 @@
-"""``checkpoint.watch``: where a program saves checkpoints of its own, and how a complete one is recognised."""
+"""``checkpoint.watch``: where a program saves checkpoints of its own, and how a complete checkpoint is recognised."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PresetName = Literal["transformers", "lightning", "torchtitan", "megatron", "dcp
 
 
 class Pattern(NamedTuple):
-    """Where checkpoints are, and how a complete one is recognised; see the fields of ``WatchSection``."""
+    """Where checkpoints are, and how a complete checkpoint is recognised; see the fields of ``WatchSection``."""
 
     glob: str
     complete: str | None
@@ -27,11 +27,11 @@ class Pattern(NamedTuple):
 
 
 class Preset(NamedTuple):
-    """The pattern of a trainer, relative to the directory in which it saves."""
+    """A trainer's pattern, relative to the directory in which the trainer saves."""
 
     pattern: Pattern
     arguments: tuple[str, ...]
-    """The trainer's arguments that name this directory."""
+    """Names of the trainer's arguments that can set this directory."""
 
 
 PRESETS: dict[str, Preset] = {
@@ -42,13 +42,13 @@ PRESETS: dict[str, Preset] = {
     # torch.distributed.checkpoint renames .metadata into place after all other files.
     "torchtitan": Preset(Pattern("checkpoint/step-*", ".metadata", r"step-(\d+)$"), ("job.dump_folder",)),
     "dcp": Preset(Pattern("*", ".metadata", r"(\d+)\D*$"), ()),
-    # The file names the newest iteration whose save has finished.
+    # latest_checkpointed_iteration.txt contains the newest iteration whose save has finished.
     "megatron": Preset(Pattern("iter_*", "../latest_checkpointed_iteration.txt", r"iter_(\d+)$"), ("save",)),
 }
 
 
 def watch_setting(value: Any) -> Any:
-    """The value of ``checkpoint.watch``: the name of a preset alone is short for a section with it."""
+    """Convert a value of ``checkpoint.watch``: the name of a preset is short for ``{preset: NAME}``."""
     return {"preset": value} if isinstance(value, str) else value
 
 
@@ -115,13 +115,13 @@ class WatchSection(Section):
         return found
 
     def pattern(self, arguments: Mapping[str, Any] | Sequence[str]) -> Pattern:
-        """The pattern with its directory.
+        """The pattern, with the directory in which the program saves prepended to the glob.
 
         Args:
             arguments: ``entrypoint.args``.
 
         Raises:
-            ValueError: a preset without a directory.
+            ValueError: for a preset, the directory is neither set nor among ``arguments``.
         """
         if self.preset is None:
             own = Pattern(str(self.glob), self.complete, self.step or r"(\d+)\D*$")
@@ -137,7 +137,7 @@ class WatchSection(Section):
         return Pattern(f"{directory}/{glob}", self.complete or complete, self.step or step)
 
     def located(self, arguments: Mapping[str, Any] | Sequence[str], workdir: str) -> LaunchWatch:
-        """The pattern with an absolute path, unless it begins with ``{run_dir}``.
+        """The pattern with an absolute glob. A glob that begins with ``{run_dir}`` stays unchanged.
 
         Args:
             arguments: ``entrypoint.args``.
@@ -154,17 +154,17 @@ class WatchSection(Section):
 
 
 def pattern_of(watch: Any, arguments: Any) -> Pattern:
-    """``WatchSection.pattern`` for values that may not be validated yet.
+    """Returns ``WatchSection.pattern`` for values that may not be validated yet.
 
     Raises:
-        ValueError: see ``WatchSection.pattern``; also if the values are invalid.
+        ValueError: see ``WatchSection.pattern``; also raised if the values are not valid.
     """
     section = watch if isinstance(watch, WatchSection) else WatchSection.model_validate(watch_setting(watch))
     return section.pattern(arguments if isinstance(arguments, Mapping | list) else {})
 
 
 def _argument(arguments: Mapping[str, Any] | Sequence[str], name: str) -> str | None:
-    """The value of the program's argument ``name``; ``-`` and ``_`` in its name are equal."""
+    """The value of the program's argument ``name``, or None. In names, ``-`` and ``_`` are treated as equal."""
 
     def same(word: str) -> bool:
         return word.lstrip("-").replace("-", "_") == name.replace("-", "_")

@@ -30,7 +30,7 @@ _SHORT = 90
 
 
 def to_json(spec: JobSpec) -> str:
-    """One line of JSON with all defaults written out.
+    """The spec as one line of JSON, with all defaults written out.
 
     Keys keep the order of the model and of the user's mappings, because the order of arguments is significant.
     """
@@ -57,10 +57,10 @@ def spec_hash(spec: JobSpec) -> str:
 
 
 def to_yaml(spec: JobSpec) -> str:
-    """The spec as readable YAML, without settings that are empty by default and still are.
+    """The spec as readable YAML, without settings that are empty and whose default is empty.
 
-    Loading it gives the same spec, except for a function as the entrypoint and values that begin with a literal ``~/``,
-    which a file cannot express.
+    Loading this text gives the same spec. The exceptions are a function as the entrypoint, and values that begin with a
+    literal ``~/``: a file can express neither.
     """
     return _dumped(_shown(spec))
 
@@ -88,7 +88,7 @@ def _dumped(values: dict[str, Any]) -> str:
 
 
 def write_yaml(values: dict[str, Any], *, compact: bool = False) -> str:
-    """Plain values as YAML with the same meaning in YAML 1.1 and 1.2; ``compact`` puts short collections on one
+    """Plain values as YAML text that means the same in YAML 1.1 and 1.2. ``compact`` puts each short collection on one
     line."""
     return yaml.dump(
         values,
@@ -101,8 +101,8 @@ def write_yaml(values: dict[str, Any], *, compact: bool = False) -> str:
 
 
 def _written(value: Any, field: FieldInfo) -> Any:
-    """The value of a field. In sections, settings that are empty (null, ``[]``, ``{}``) by default and still have that
-    value are left out."""
+    """The value of a field. In a section, settings that are empty (null, ``[]`` or ``{}``) and have this value by
+    default are left out."""
     if (named := section_by_name(field.annotation)) is not None:
         return {name: _without_empty(item, named) for name, item in value.items()}
     section = section_of(field.annotation)

@@ -1,4 +1,4 @@
-"""Expansion of spec values: ``${env:NAME}``, a leading ``~/``, and paths made absolute relative to their file.
+"""Expansion of spec values: ``${env:NAME}``, a leading ``~/``, and paths, which are resolved against their file.
 
 Everything else stays literal. ``$${env:NAME}`` is a literal ``${env:NAME}``. ``~`` alone and ``~user`` are expanded in
 paths only.
@@ -41,7 +41,8 @@ _PATHS_WITH_SLASH: set[KeyPath] = {
     ("environment", "conda"),
     ("environment", "python"),
 }
-"""Paths if they contain a slash or begin with ``~``, otherwise names that are looked up on PATH or by conda."""
+"""Settings that are paths if they contain a slash or begin with ``~``; other values are names that are looked up on
+PATH or by conda."""
 _RESUME: KeyPath = ("checkpoint", "resume")
 _IMAGE: KeyPath = ("container", "image")
 _STAGED: KeyPath = ("stage", "sources")
@@ -69,7 +70,7 @@ _ELSEWHERE: ContextVar[Elsewhere | None] = ContextVar("_ELSEWHERE", default=None
 
 
 def elsewhere() -> Elsewhere | None:
-    """The machine for which specs are currently read; None is this machine."""
+    """The machine for which specs are currently read; None stands for this machine."""
     return _ELSEWHERE.get()
 
 
@@ -167,7 +168,8 @@ class _Walker:
         return os.path.normpath(self.base / expanded)
 
     def path_elsewhere(self, value: str, path: KeyPath) -> str:
-        """A path on the other machine. Only a program beside the spec file may be relative: it is copied there."""
+        """Expand a path on the other machine. It must be absolute there or begin with ``~``. Only a program in the spec
+        file's directory may have a relative path, because that program is copied to the other machine."""
         assert self.elsewhere is not None
         expanded = self.text(value, path)
         if not expanded.strip() or "\0" in expanded or expanded.startswith(("~", "${env:")):
@@ -198,7 +200,8 @@ class _Walker:
 
 
 def _role(path: KeyPath) -> KeyPath:
-    """The path of a setting; for a component's entrypoint, the matching path of the job's own entrypoint."""
+    """The path of a setting. For a setting of a component's entrypoint, the path of the same setting of the job's own
+    entrypoint."""
     return path[2:] if path[:1] == ("components",) and path[2:3] == ("entrypoint",) else path
 
 

@@ -1,8 +1,8 @@
 """Layers of settings: reading a YAML file into a layer, and merging layers (profile, base files, file, overrides).
 
-Mappings are merged key by key; any other value, lists included, replaces the lower one. A spec can also come from
-standard input (``-``) or a FIFO (``<(…)``). A pipe can be read only once, so its contents are kept. Relative paths in a
-spec from a pipe are resolved against the current directory.
+Mappings are merged key by key; any other value, lists included, replaces the value of the lower layer. A spec can also
+come from standard input (``-``) or a FIFO (``<(…)``). A pipe can be read only once, so its contents are kept. Relative
+paths in a spec from a pipe are resolved against the current directory.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def merge(lower: Layer, upper: Layer) -> Layer:
 
 
 def put(lower: Layer, settings: Sequence[tuple[KeyPath, Any]]) -> Layer:
-    """A copy of ``lower`` with some values replaced.
+    """A copy of ``lower`` with the values in ``settings`` set.
 
     A setting also removes the settings of ``lower`` that conflict with it (``mem_per_cpu`` removes ``mem``). If two of
     the new settings conflict, both stay, and validation reports them.
@@ -106,7 +106,7 @@ def _leaves(values: Mapping[str, Any], path: KeyPath) -> Iterator[tuple[KeyPath,
 
 
 def _mapping(layer: Layer, path: KeyPath) -> bool:
-    """Whether ``layer`` has a mapping at ``path``. An empty mapping merged over it changes nothing."""
+    """Whether ``layer`` has a mapping at ``path``. Merging an empty mapping over a mapping changes nothing."""
     value: Any = layer.values
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -208,7 +208,8 @@ def _decoded(data: bytes, shown: str) -> str:
 
 
 def _similar(path: Path) -> str:
-    """A hint with the YAML file in the same directory whose name is closest; "" if none is close."""
+    """A hint that names the YAML file in the same directory whose name is closest to that of ``path``; "" if no name is
+    close."""
     try:
         names = sorted(item.name for item in path.parent.iterdir() if item.suffix in (".yaml", ".yml"))
     except OSError:

@@ -1,7 +1,7 @@
 """Loading a ``JobSpec`` from a YAML file, the files it extends, a cluster's defaults and command-line overrides.
 
-The values of each file are expanded, and its paths resolved against its own directory, before it is merged over its
-base.
+Before a file is merged over the file that it extends, its values are expanded, and its paths are resolved against its
+own directory.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def read_layers(path: Path, shown: str, problems: list[Problem], chain: tuple[Pa
 
     Args:
         shown: the file's name in messages.
-        chain: the files that extend this one, the outermost first.
+        chain: the files through which this file is extended, the outermost first.
 
     Raises:
-        SpecError: this file, or one that it extends, cannot be read, or they extend each other in a cycle.
+        SpecError: this file or a file that it extends cannot be read, or files extend each other in a cycle.
     """
     document = read_document(path, shown)
     problems += document.problems
@@ -108,15 +108,16 @@ def load_spec(
     """Load a spec file.
 
     Args:
-        path: the YAML file. Paths in it and in overrides are relative to its directory; paths in a file that it extends
-            are relative to that file's directory.
-        overrides: ``key.sub=value``; they take precedence over all files.
-        profile: the cluster's profile; its defaults have the lowest precedence.
+        path: the YAML file. Paths in this file and in overrides are relative to its directory; paths in a file that it
+            extends are relative to that file's directory.
+        overrides: texts of the form ``key.sub=value``, which take precedence over all files.
+        profile: the cluster's profile, whose defaults have the lowest precedence.
         check_files: require that the script, or a program given as a path, exists.
-        function: the name of a Python function to run instead of the file's entrypoint; None: run the entrypoint.
+        function: the name of a Python function to run instead of the file's entrypoint; None to run the entrypoint.
 
     Raises:
-        SpecError: an unreadable or invalid file, or an invalid override. ``problems`` has one item per problem.
+        SpecError: a file or an override is not valid, or a file cannot be read. The error's ``problems`` has one item
+            for each problem.
     """
     options = {"profile": profile, "check_files": check_files, "function": function}
     return next(load_variants(path, [overrides], **options))  # type: ignore[arg-type]
@@ -130,10 +131,10 @@ def load_variants(
     check_files: bool = True,
     function: str | None = None,
 ) -> Iterator[JobSpec]:
-    """Yield the spec of a file for each list of overrides; the file is read once.
+    """Yield the spec of a file for each list of overrides. The file is read only once. See ``load_spec``.
 
     Raises:
-        SpecError: an unreadable or invalid file, or an invalid override; one line per problem.
+        SpecError: a file or an override is not valid, or a file cannot be read; one line per problem.
     """
     source = Path(path)
     found: list[Problem] = []
@@ -183,7 +184,7 @@ def laid_over(
     problems: list[Problem],
     model: type[JobSpec],
 ) -> Layer:
-    """Merge a file's values over a cluster's defaults, and the overrides over both."""
+    """Merge the values of a file over the defaults of a cluster, and the overrides over the result."""
     if profile is not None:
         layer = merge(profile.defaults(), layer)
     return _overridden(layer, overrides, base, problems, model)
@@ -229,15 +230,15 @@ def _at(values: Any, path: KeyPath) -> Any:
 
 
 def check_program(spec: JobSpec, layer: Layer, source: str, *, base: Path) -> None:
-    """Check that scripts and programs given as paths exist, so that the error appears before the job is queued.
+    """Check that scripts, and programs given as paths, exist. An error then appears before the job is queued.
 
     Programs on another machine are not checked.
 
     Args:
-        base: the directory of the file.
+        base: the directory of the spec file.
 
     Raises:
-        SpecError: one line per missing program.
+        SpecError: a script or program does not exist; one line for each.
     """
     programs: dict[KeyPath, EntrypointSection] = {("entrypoint",): spec.entrypoint}
     programs |= {("components", name, "entrypoint"): one.entrypoint for name, one in spec.components.items()}

@@ -41,11 +41,11 @@ FREE_MAPPINGS: tuple[KeyPath, ...] = (
     ("container", "env"),
     ("sweep", "parameters"),
 )
-"""Mappings whose keys are free: the path of a setting may continue below them with any key."""
+"""Mappings whose keys are free: below such a mapping, the path of a setting may continue with any key."""
 
 
 WRITTEN_IN_FULL = ("container", "stage")
-"""Sections that cannot be omitted from a path, because other sections have keys with the same names as theirs."""
+"""Sections whose names cannot be omitted from a path, because other sections have keys with the same names."""
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
@@ -57,7 +57,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def section_by_name(annotation: Any) -> type[BaseModel] | None:
-    """The model class of the values of a field that maps free names to sections, else None."""
+    """For a field that maps free names to sections, the model class of these sections; else None."""
     return section_of(get_args(annotation)[1]) if get_origin(annotation) is dict else None
 
 
@@ -74,7 +74,7 @@ def full_path(dotted: str, model: type[JobSpec] = JobSpec) -> KeyPath:
     """The full path of a setting of ``model``; the leading section may be omitted.
 
     Raises:
-        SpecError: no setting has this name (with the closest match), or more than one has.
+        SpecError: no setting or more than one setting has this name. The message names the closest or all matches.
     """
     parts = tuple(dotted.split("."))
     known = sections(model)
@@ -117,7 +117,7 @@ def _moved(key: str, model: type[JobSpec]) -> str | None:
 
 
 def _closest(word: str, known: Sequence[str]) -> str:
-    """A hint with the known key closest to ``word``, compared with and without its section; "" if none is close."""
+    """A hint that names the known key closest to ``word``, with or without the key's section; "" if no key is close."""
     spellings = {item.rpartition(".")[2]: item for item in known if item} | {item: item for item in known if item}
     match = difflib.get_close_matches(word, list(spellings), n=1)
     return f" Did you mean {spellings[match[0]]!r}?" if match else ""
@@ -140,7 +140,7 @@ def parse_override(text: str, layer: Layer, model: type[JobSpec] = JobSpec) -> t
     """Parse ``key.sub=value`` into the path of the setting in ``layer`` and its value.
 
     Raises:
-        SpecError: no ``=``, no such key, or a value that is not YAML.
+        SpecError: the text contains no ``=``, the key does not exist, or the value is not valid YAML.
     """
     dotted, equals, value = text.partition("=")
     if not equals or not dotted:
@@ -157,10 +157,10 @@ def parse_override(text: str, layer: Layer, model: type[JobSpec] = JobSpec) -> t
 
 
 def setting_path(dotted: str, layer: Layer, model: type[JobSpec] = JobSpec) -> KeyPath:
-    """The full path of a setting in ``layer``, whether or not it is set there; the leading section may be omitted.
+    """The full path of a setting, whether or not it is set in ``layer``; the leading section may be omitted.
 
     Raises:
-        SpecError: no such key, an ambiguous one, or a key below a list.
+        SpecError: the key does not exist, is ambiguous, or is below a list.
     """
     path = _levels(full_path(dotted, model), layer)
     _check_levels(path, layer)
@@ -169,7 +169,7 @@ def setting_path(dotted: str, layer: Layer, model: type[JobSpec] = JobSpec) -> K
 
 def _levels(path: KeyPath, layer: Layer) -> KeyPath:
     """Split a dotted argument where ``layer`` has mappings: ``args.model.depth`` is the key ``depth`` of the mapping
-    ``model`` if there is one, else the single key ``model.depth``."""
+    ``model`` if there is such a mapping, else the single key ``model.depth``."""
     if path[:2] != ("entrypoint", "args") or len(path) < 3:
         return path
     section = layer.values.get("entrypoint")
@@ -196,9 +196,8 @@ def _check_levels(path: KeyPath, layer: Layer) -> None:
 
 
 def grid(axes: Sequence[str]) -> list[list[str]]:
-    """All combinations of ``key=a,b,c`` axes, each a list of overrides; the last axis varies fastest.
-
-    A comma inside brackets or quotes does not separate.
+    """All combinations of the values of ``key=a,b,c`` axes. Each combination is a list of overrides; the last axis
+    varies fastest. A comma inside brackets or quotes does not separate two values.
 
     Raises:
         SpecError: an axis has no ``=``, an empty value, an unknown key, or the key of another axis.

@@ -1,4 +1,4 @@
-"""Error messages for spec files, from pydantic's errors: location, key, value, what is allowed, the closest match."""
+"""Error messages for spec files, made from pydantic's errors: location, key, value, what is allowed, closest match."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _MUST_BE = {
 
 
 def describe(error: ValidationError, model: type[BaseModel], layer: Layer, source: str) -> list[Problem]:
-    """One problem per pydantic error. ``source`` is the location reported for values without one in ``layer``."""
+    """One problem per pydantic error. ``source`` is reported as the location of values that have none in ``layer``."""
     return [_line(details, model, layer, source) for details in error.errors(include_url=False)]
 
 
 def conflicts(model: type[Section], layer: Layer, source: str, path: KeyPath = ()) -> list[Problem]:
-    """Conflicts between the settings in ``layer``, which need not be valid, so that all errors are reported at once."""
+    """Conflicts between the settings in ``layer``. The settings need not be valid, so that conflicts are reported
+    together with all other errors."""
     value: Any = layer.values
     for key in path:
         value = value.get(key)
@@ -135,7 +136,7 @@ def _path(loc: tuple[str | int, ...], layer: Layer, *, missing: bool) -> KeyPath
 
 
 def _keys(dotted: str) -> KeyPath:
-    """The path of a conflict's key. Only the first dot separates levels; later dots are part of the key."""
+    """The path of a conflict's key. Only the first dot separates two levels; later dots are part of the second key."""
     if not dotted:
         return ()
     head, dot, rest = dotted.partition(".")

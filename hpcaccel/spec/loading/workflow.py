@@ -38,17 +38,17 @@ _ALONE = {
 
 
 def read_jobs(path: str | os.PathLike[str], *, overrides: Sequence[str] = ()) -> list[JobSpec] | None:
-    """Read the jobs of a file, each after the jobs that it depends on. None if the file has no ``jobs``.
+    """Read the jobs of a file. Returns each job after the jobs that it depends on, or None if the file has no ``jobs``.
 
     Args:
-        overrides: ``key.sub=value`` for all jobs, ``NAME.key.sub=value`` for one of them.
+        overrides: ``key.sub=value`` applies to all jobs, ``NAME.key.sub=value`` to the job ``NAME`` only.
 
     Raises:
-        SpecError: a job is not valid, with one line per problem of all jobs, or jobs depend on each other in a cycle.
+        SpecError: jobs are not valid (one line per problem of all jobs), or jobs depend on each other in a cycle.
     """
     source = Path(path)
     if not source.is_file():
-        return None  # reading it as a single job reports the error
+        return None  # the caller then reads the file as a single job, which reports the error
     document = read_document(source, str(path))
     jobs = document.value.get(_KEY)
     if _KEY not in document.value:
@@ -122,7 +122,7 @@ def _read(
 
 
 def _override(text: str, name: str, names: Sequence[str]) -> str | None:
-    """The override without its job prefix, or None if it is for a job other than ``name``."""
+    """The override without its job prefix, or None if the override is for a job other than ``name``."""
     head, dot, rest = text.partition(".")
     if not dot or head not in names or "=" in head:
         return text

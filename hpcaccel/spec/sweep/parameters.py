@@ -61,14 +61,14 @@ def _choices(value: Any) -> list[Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are the same setting: 1 and 1.0 are, 1 and true are not."""
+    """Whether two values are equal as settings: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(one, bool) or isinstance(other, bool) or type(one) is type(other):
         return type(one) is type(other) and bool(one == other)
     return isinstance(one, int | float) and isinstance(other, int | float) and one == other
 
 
 def values_of_condition(value: Any) -> list[Any]:
-    """The values for which a condition holds, given as one value or a list."""
+    """The values for which a condition holds, as a list. ``value`` is one value or a list of values."""
     if isinstance(value, list | tuple):
         if not value:
             raise ValueError("must contain at least one value")
@@ -151,14 +151,14 @@ class Parameter(Section):
         return "choice" if self.choice is not None else "int" if self.int is not None else "float"
 
     def range(self) -> tuple[Any, Any]:
-        """The lowest and the highest value. Not for a ``choice``."""
+        """Returns the lowest and the highest value. Must not be called for a ``choice``."""
         bounds = self.int or self.float
         assert bounds is not None
         return bounds
 
 
 def _range_conflicts(values: Mapping[str, Any]) -> list[Conflict]:
-    """Conflicts of ``log`` and ``step``, validated or not, with the range; none if the range is not valid."""
+    """Conflicts of ``log`` and ``step``, which may not be validated yet, with the range; none for an invalid range."""
     kind = "int" if values.get("int") is not None else "float"
     bounds, log, step = values.get(kind), _number(values.get("log")), _number(values.get("step"))
     if not (isinstance(bounds, tuple) and len(bounds) == 2):

@@ -74,7 +74,8 @@ def values(parameter: Parameter) -> Sequence[Any] | None:
 
 
 def stored_choices(parameter: Parameter) -> list[bool | int | float | str | None]:
-    """Choices as the journal stores them: unchanged, or as JSON if one is not a scalar or two are equal (1, True)."""
+    """Choices as the journal stores them: unchanged; or all as JSON, if a choice is not a scalar or if two choices are
+    equal (1, True)."""
     assert parameter.choice is not None
     choices = parameter.choice
     scalar = all(choice is None or isinstance(choice, bool | int | float | str) for choice in choices)
@@ -84,7 +85,7 @@ def stored_choices(parameter: Parameter) -> list[bool | int | float | str | None
 
 
 def point_of(parameters: Mapping[str, Parameter], stored: Mapping[str, Any]) -> Point:
-    """The point for values as the journal stores them, in the order of the parameters."""
+    """The point for ``stored``, values as the journal stores them. The point has the order of the parameters."""
     point: Point = {}
     for name, parameter in parameters.items():
         if name not in stored:
@@ -97,7 +98,7 @@ def point_of(parameters: Mapping[str, Parameter], stored: Mapping[str, Any]) -> 
 
 
 def index_of(parameter: Parameter, value: Any) -> int | None:
-    """The index of ``value`` among a parameter's values, which must be finitely many; None if it is not one of them."""
+    """The index of ``value`` among a parameter's finitely many values; None if it is not one of these."""
     if parameter.choice is not None:
         return next((index for index, choice in enumerate(parameter.choice) if same(choice, value)), None)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -126,7 +127,7 @@ def applies(parameter: Parameter, point: Mapping[str, Any]) -> bool:
 
 
 def in_order(parameters: Mapping[str, Parameter]) -> tuple[dict[str, Parameter], list[str]]:
-    """Sort the parameters so that each comes after those in its conditions; the order is otherwise kept.
+    """Sort the parameters so that each comes after those in its conditions. Otherwise their order is kept.
 
     Returns the sorted parameters, and the names that cannot be sorted because their conditions form a cycle.
     """
@@ -145,7 +146,7 @@ def equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def points(parameters: Mapping[str, Parameter]) -> Iterator[Point]:
-    """Yield all points. ``parameters`` must be sorted by ``in_order`` and have finitely many values each."""
+    """Yield all points. ``parameters`` must be sorted by ``in_order``, and each must have finitely many values."""
     return _from(list(parameters.items()), 0, {})
 
 
@@ -197,8 +198,8 @@ def resolve(spec: SweepSpec, values: Mapping[str, Any], *, seed: int | None = No
     """The job spec of a trial.
 
     Args:
-        values: the point: values by parameter name, as in the file.
-        seed: ``runtime.seed`` of the trial; None keeps the spec's.
+        values: the point, as values by parameter name. The names are those in the file.
+        seed: ``runtime.seed`` of the trial; None to keep the spec's own.
 
     Raises:
         SpecError: the spec with these values is not valid.
@@ -217,9 +218,9 @@ def resolve(spec: SweepSpec, values: Mapping[str, Any], *, seed: int | None = No
 
 
 def seed_of(spec: SweepSpec, repeat: int) -> int | None:
-    """``runtime.seed`` of repetition ``repeat`` (from 0) of a point; None keeps the spec's.
+    """``runtime.seed`` for repetition ``repeat`` (from 0) of a point; None if the trial keeps the spec's own seed.
 
-    The seeds count up from the spec's ``runtime.seed``, or from ``sweep.seed`` if that is not set.
+    The seeds count up from the spec's ``runtime.seed``, or from ``sweep.seed`` if ``runtime.seed`` is not set.
     """
     if spec.sweep.repeat == 1:
         return None
@@ -243,7 +244,7 @@ def _of_kind(parameter: Parameter, value: Any) -> Any:
 
 
 def value_at(layer: Layer, path: KeyPath) -> Any:
-    """The value at a path, or ``MISSING`` if it is not set."""
+    """The value at ``path``, or ``MISSING`` if no value is set there."""
     value: Any = layer.values
     for key in path:
         if not isinstance(value, Mapping) or key not in value:
@@ -280,7 +281,7 @@ def notes(spec: SweepSpec) -> list[str]:
 
 
 def _strange_names(spec: SweepSpec) -> list[str]:
-    """Warnings about searched arguments that are not in the spec but similar to one that is: probably typos."""
+    """Warnings about searched arguments that are not in the spec but resemble one in the spec: probably typos."""
     layer, own = layer_of(spec.job), spec.job.entrypoint.args
     found = []
     for name in spec.sweep.parameters:

@@ -117,7 +117,7 @@ class Pruner(Section):
 
     @property
     def rule(self) -> Asha | Hyperband | Median | None:
-        """The settings of the chosen pruner, or None."""
+        """The settings of the chosen pruner, or None if no pruner is chosen."""
         return self.asha or self.hyperband or self.median
 
     @property
@@ -142,11 +142,11 @@ def _pruner(value: Any) -> Any:
 
 
 class _NameOrMapping:
-    """JSON schema of both spellings, name and mapping."""
+    """Annotation that gives a field a JSON schema for both spellings of a pruner, a name and a mapping."""
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         return {"anyOf": [{"enum": [*Pruner.rivals[0], "none", None]}, handler(core_schema)]}
 
 
 PrunerChoice = Annotated[Pruner, BeforeValidator(_pruner), _NameOrMapping()]
-"""A pruner by its name, or a mapping of its name to its settings."""
+"""A pruner, given as its name, or as a mapping from its name to its settings."""

@@ -1,7 +1,7 @@
 """Checks of the section ``sweep``: parameters against the job spec, method and limits against the parameters.
 
-The result is the section in canonical form: each parameter after those in its conditions, choices as the job spec
-stores them, and one name for each parameter everywhere.
+The result is the section in canonical form: each parameter comes after those in its conditions, choices are as the job
+spec stores them, and each parameter has the same name everywhere.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _PROGRAM = f"cannot be searched, because all trials run the same program: search
 _RESUMED = ("resilience.requeue", "resilience.chain", "resilience.chain_ahead")
 
 Report = Callable[[KeyPath, str], None]
-"""Records a problem: its path below ``sweep``, and the message."""
+"""Called with the path of a setting below ``sweep`` and a message: records this problem."""
 
 
 def checked(sweep: SweepSection, job: JobSpec, base: Path, report: Report) -> SweepSection:
-    """Check ``sweep`` and return it in canonical form. If a problem is reported, the result is not valid.
+    """Check ``sweep`` and return the section in canonical form. If a problem is reported, the result is not valid.
 
     Args:
         base: the directory against which paths among the choices are resolved.
@@ -92,7 +92,7 @@ def _paths(sweep: SweepSection, layer: Layer, report: Report) -> dict[str, KeyPa
 
 
 def _nearest(message: str, name: str, layer: Layer) -> str:
-    """Add the argument closest to ``name`` to a message that has no suggestion yet."""
+    """Add a suggestion, the argument closest to ``name``, to a message that has no suggestion yet."""
     args = layer.values["entrypoint"]["args"]
     if "Did you mean" in message or not isinstance(args, Mapping):
         return message
@@ -114,7 +114,7 @@ def _nested(one: KeyPath, other: KeyPath) -> bool:
 
 
 def _known(name: str, paths: Mapping[str, KeyPath], layer: Layer) -> str | None:
-    """The parameter to which ``name`` refers, in any spelling; None if there is none."""
+    """The parameter to which ``name`` refers, in any spelling; None if there is no such parameter."""
     if name in paths:
         return name
     try:
@@ -134,7 +134,8 @@ def _unknown(paths: Mapping[str, KeyPath], name: str) -> str:
 def _conditions(
     parameters: Mapping[str, Parameter], paths: Mapping[str, KeyPath], layer: Layer, report: Report
 ) -> dict[str, Parameter]:
-    """Sort the parameters so that each comes after those in its conditions, and use the same names in conditions."""
+    """Sort the parameters so that each comes after those in its conditions. Also rename the parameters in conditions to
+    the names that they have as keys."""
     renamed = {}
     for name, parameter in parameters.items():
         when = {}
@@ -212,7 +213,7 @@ def _all_conditions(name: str, parameters: Mapping[str, Parameter]) -> dict[str,
 
 
 def _refusal(ground: Layer, path: KeyPath, value: Any, base: Path) -> tuple[Any, str]:
-    """The value as the job spec stores it, and the error message ("" if it is valid)."""
+    """Returns ``value`` as the job spec stores it, and the error message ("" if the value is valid)."""
     setting, found = expand(put(Layer({}), [(path, escape(value))]), base.absolute())
     if found:
         return value, found[0].message
@@ -234,7 +235,7 @@ def _enqueued(
     base: Path,
     report: Report,
 ) -> dict[str, Any]:
-    """Check a point of ``enqueue`` and return it with the names and the order of the parameters."""
+    """Check a point of ``enqueue``. Returns the point with the parameters' own names, in their order."""
     given: dict[str, tuple[str, Any]] = {}
     for name, value in point.items():
         known = _known(name, paths, layer)

@@ -19,7 +19,7 @@ __all__ = ["METHODS", "Method", "SweepFile", "SweepSection", "SweepSpec"]
 Method = Literal["grid", "random", "tpe", "gp", "cmaes", "qmc"]
 METHODS: tuple[Method, ...] = ("grid", "random", "tpe", "gp", "cmaes", "qmc")
 ALONE: tuple[Method, ...] = ("cmaes",)
-"""Methods for a single metric only."""
+"""Methods that support only a single metric."""
 UNCONDITIONAL: tuple[Method, ...] = ("gp", "cmaes")
 """Methods whose model needs every parameter in every trial."""
 
@@ -167,7 +167,7 @@ class SweepSection(Section):
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics, as a list even if there is one."""
+        """The metrics, as a list even if there is only one metric."""
         return _listed(self.metric)
 
     @property

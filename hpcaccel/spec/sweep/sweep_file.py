@@ -35,7 +35,7 @@ def load_sweep(
     Overrides can also set keys of the section: ``sweep.max_trials=10``, or ``max_trials=10``.
 
     Raises:
-        SpecError: an unreadable or invalid file, or an invalid override; one line per problem.
+        SpecError: a file or an override is not valid, or a file cannot be read; one line per problem.
     """
     source = Path(path)
     problems: list[Problem] = []
@@ -55,8 +55,8 @@ def sweep_from_values(
     overrides: Sequence[str] = (),
     profile: ClusterProfile | None = None,
 ) -> SweepSpec:
-    """Build a sweep from Python values: those of a job spec with a section ``sweep``. The arguments are those of
-    ``spec_from_values``.
+    """Build a sweep from Python values: the values of a job spec with a section ``sweep``. See ``spec_from_values`` for
+    the arguments.
 
     Raises:
         SpecError: a value or an override is not valid; one line per problem.
