@@ -1,4 +1,4 @@
-"""``HpcaccelCallback``: agreed stops and live figures for ``lightning.Trainer``.
+"""``HpcaccelCallback``: agreed stops and live metrics for ``lightning.Trainer``.
 
     from hpcaccel.integrations.lightning import HpcaccelCallback, newest_checkpoint
 
@@ -8,10 +8,10 @@
 The callback reports each optimizer step to the process's stop gate (``hpcaccel.stop_gate``). Once all ranks have agreed
 on a step to stop at, it saves ``hpcaccel-step=N.ckpt`` in ``default_root_dir`` and exits.
 
-hpcaccel's launcher sets TORCHELASTIC_RUN_ID, so that Lightning takes its ranks from torchrun's variables. Under srun it
-would install handlers that save inside a signal handler and requeue the job by themselves.
+hpcaccel's launcher sets TORCHELASTIC_RUN_ID, so that Lightning takes the ranks from torchrun's variables. If Lightning
+took them from srun's, it would install handlers that save inside a signal handler and requeue the job themselves.
 
-Source: lightning 2.6.6. Both of its packages work, ``lightning.pytorch`` and ``pytorch_lightning``.
+Source: lightning 2.6.6. Works with both of its packages, ``lightning.pytorch`` and ``pytorch_lightning``.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SHARDED_MARK = "meta.pt"
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """The checkpoint below ``directory`` that was completed last, whoever has written it, for
-    ``Trainer.fit(ckpt_path=…)``; None if there is none."""
+    """Path of the checkpoint below ``directory`` that was completed last, by this callback or by Lightning itself; None
+    if there is no complete checkpoint. Pass the path to ``Trainer.fit(ckpt_path=…)``."""
     found = [(path.stat().st_mtime, path) for path in Path(directory).glob("**/*.ckpt") if _is_complete(path)]
     return str(max(found)[1]) if found else None
 
@@ -53,12 +53,12 @@ def _is_complete(path: Path) -> bool:
 
 
 class HpcaccelCallback(Callback):
-    """Stops a ``Trainer`` at one step on all ranks, after a save, and reports its progress to the run.
+    """Saves and stops a ``Trainer`` at the same step on all ranks, and reports the training's progress to the run.
 
     In a sweep, a pruned trial ends at an agreed step without a save. Outside of a run the training is unchanged.
 
     Raises:
-        RuntimeMisuse: at the start of ``fit``, if the Trainer has another number of ranks than the run: with its
+        RuntimeMisuse: at the start of ``fit``: the Trainer's number of ranks differs from the run's. With the Trainer's
             default settings each rank would train alone.
     """
 

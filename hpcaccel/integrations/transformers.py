@@ -1,19 +1,20 @@
-"""``HpcaccelCallback``: agreed stops, exact steps and live figures for ``transformers.Trainer``.
+"""``HpcaccelCallback``: agreed stops, exact steps and live metrics for ``transformers.Trainer``.
 
     from hpcaccel.integrations.transformers import HpcaccelCallback, newest_checkpoint
 
     trainer = Trainer(..., callbacks=[HpcaccelCallback()])
     trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
 
-With ``runtime.bridge: transformers`` in the spec, ``add_to_every_trainer`` does both without a changed line.
+With ``runtime.bridge: transformers`` in the spec, ``add_to_every_trainer`` adds the callback and the resume without a
+change to the script.
 
 The callback reports each step to the process's stop gate (``hpcaccel.stop_gate``). Once all ranks have agreed on a step
-to stop at, it lets the Trainer save a checkpoint, and exits in ``on_save``: what follows in ``train()`` and behind it
-(``load_best_model_at_end``, ``save_model``, ``push_to_hub``) would use a model that is not fully trained.
+to stop at, it lets the Trainer save a checkpoint, and exits in ``on_save``: the code that follows in ``train()`` and
+after it (``load_best_model_at_end``, ``save_model``, ``push_to_hub``) would use a model that is not fully trained.
 
 Source: transformers 5.23, trainer.py: ``_save_checkpoint`` writes ``trainer_state.json`` last, and
-``get_last_checkpoint`` takes the highest number without a check. This module replaces ``get_last_checkpoint``
-by ``newest_checkpoint``, which passes over checkpoints without that file.
+``get_last_checkpoint`` takes the checkpoint with the highest number, whether or not it has this file. This module
+replaces ``get_last_checkpoint`` by ``newest_checkpoint``, which skips checkpoints without the file.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """The complete checkpoint with the highest step in ``output_dir``, for ``Trainer.train(resume_from_checkpoint=…)``;
-    None if there is none."""
+    """Path of the complete checkpoint with the highest step in ``output_dir``; None if there is none. Pass it to
+    ``Trainer.train(resume_from_checkpoint=…)``."""
     found = [(int(match[1]), path) for path in _children(output_dir) if (match := _NAME.fullmatch(path.name))]
     complete = [(step, path) for step, path in found if (path / STATE_FILE).is_file()]
     return str(max(complete)[1]) if complete else None
@@ -62,28 +63,27 @@ def _children(folder: str | os.PathLike[str]) -> list[Path]:
         return []
 
 
-# Looked up by ``Trainer.train(resume_from_checkpoint=True)``, and imported by scripts.
+# ``Trainer.train(resume_from_checkpoint=True)`` looks this function up in both modules, and scripts import it.
 for _module in (trainer, trainer_utils):
     setattr(_module, "get_last_checkpoint", newest_checkpoint)  # noqa: B010
 
 
 class HpcaccelCallback(transformers.TrainerCallback):
-    """Stops a ``Trainer`` at one step on all ranks, after a save, and reports its progress to the run.
+    """Saves and stops a ``Trainer`` at the same step on all ranks, and reports the training's progress to the run.
 
-    Works in runs of hpcaccel, and without effect on the training outside of them. In a sweep, a pruned trial ends at an
-    agreed step without a save.
+    In a sweep, a pruned trial ends at an agreed step without a save. Outside of a run the training is unchanged.
 
     Raises:
-        RuntimeMisuse: on creation of the Trainer, if it was created with ``enable_jit_checkpoint``, which decides on
-            each rank by its own timer; or if the process has an ``hpcaccel.Accelerator``.
+        RuntimeMisuse: when the Trainer is created, if it has ``enable_jit_checkpoint``, with which each rank decides by
+            its own timer when to save; when the training begins, if the process has an ``hpcaccel.Accelerator``.
     """
 
     _in_charge: HpcaccelCallback | None = None
-    """The callback that acts. Others, as after ``runtime.bridge`` and a line in the script, do nothing."""
+    """The callback that acts; others do nothing. There are two if both ``runtime.bridge`` and the script add one."""
 
     def __init__(self) -> None:
         self._gate: StopGate | None = None
-        """None before the training, and in a callback that is not in charge."""
+        """None before the training begins, and always None in a callback that is not in charge."""
         self._stopping = False
 
     # -- called by the Trainer ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class HpcaccelCallback(transformers.TrainerCallback):
         if gate.reason == "pruned":
             gate.leave()
         if gate.should_finish:
-            return  # the Trainer ends as after its last step
+            return  # the Trainer ends as it does after its last step
         if not gate.in_time:
             logger.warning(
                 "no time is left to save at step %d: the run resumes from the newest checkpoint", state.global_step
@@ -165,19 +165,19 @@ class HpcaccelCallback(transformers.TrainerCallback):
             gate.leave()
         self._stopping = True
         control.should_save = True
-        control.should_evaluate = False  # it might take longer than the time that is left
+        control.should_evaluate = False  # an evaluation might take longer than the time that is left
         if args.save_only_model:
-            # Without optimizer and random states the run could not continue.
+            # The run could not continue without the states of the optimizer and the random generators.
             args.save_only_model = False
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
-    """The Trainer's checkpoint of the current step."""
+    """The path of the Trainer's checkpoint for the current step."""
     return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
 
 
 def add_to_every_trainer() -> None:
-    """Add an ``HpcaccelCallback`` to every Trainer created from now on, and let ``train()`` resume by itself.
+    """Add an ``HpcaccelCallback`` to every Trainer created from now on, and make ``train()`` resume automatically.
 
     ``train()`` without ``resume_from_checkpoint`` then starts from the newest complete checkpoint in ``output_dir``, if
     an earlier attempt of this run has written it.

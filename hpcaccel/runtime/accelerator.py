@@ -1,4 +1,4 @@
-"""``Accelerator``: the constructor. Its methods are in ``accelerator_mixins``, one module per group."""
+"""``Accelerator``: the class and its constructor. The methods are in ``accelerator_mixins``, one module per group."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
 
     Args:
         device_placement: whether ``prepare`` moves models and batches to the device.
-        split_batches: a loader's batch size is the total over all ranks; each rank gets a part of every batch.
+        split_batches: whether a loader's batch size is the total over all ranks, so that each rank gets a part of every
+            batch.
         mixed_precision: ``no``, ``fp16``, ``bf16`` or, if the hardware supports it, ``fp8``.
-        gradient_accumulation_steps: micro-batches per optimizer step.
-        cpu: do not use GPUs.
+        gradient_accumulation_steps: number of micro-batches per optimizer step.
+        cpu: whether to train on the CPU even if there are GPUs.
         dataloader_config: a ``DataLoaderConfiguration`` for prepared loaders.
         fsdp_plugin: a ``FullyShardedDataParallelPlugin``; ``strategy`` then defaults to ``fsdp``.
         torch_tp_plugin: a ``TorchTensorParallelPlugin``.
@@ -45,29 +46,34 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         project_dir: directory for trackers that write files and, without a run directory, for checkpoints and metrics.
         project_config: a ``ProjectConfiguration``.
         gradient_accumulation_plugin: a ``GradientAccumulationPlugin``.
-        step_scheduler_with_optimizer: False: prepared schedulers step at every call, not only with the optimizer.
+        step_scheduler_with_optimizer: whether prepared schedulers step only when the optimizer does. If False, they
+            step at every call.
         kwargs_handlers: settings for torch, such as ``DistributedDataParallelKwargs``.
-        dynamo_backend, dynamo_plugin: compile prepared models with ``torch.compile``.
-        parallelism_config: a ``ParallelismConfig``: numbers of replicas, shards and tensor-parallel ranks.
+        dynamo_backend, dynamo_plugin: a backend or a ``TorchDynamoPlugin``, to compile prepared models with
+            ``torch.compile``.
+        parallelism_config: a ``ParallelismConfig`` with the numbers of replicas, shards and tensor-parallel ranks.
         strategy: ``ddp``, or ``fsdp`` to shard the model over the ranks.
-        seed: seed of Python, numpy and torch on every rank.
-        deterministic: use deterministic algorithms, on which bit-identical runs and resumes depend.
-        even_batches: repeat samples at the end of an epoch so that all ranks have the same number of batches.
-        dispatch_batches: rank 0 reads the data and sends each rank its part; default: only for iterable datasets whose
-            batches are moved to the device.
-        step_scheduler_per_process: step prepared schedulers once per process at each optimizer step, as in Accelerate;
-            False, or with ``split_batches``: once.
-        fp32_outputs: convert outputs of prepared models to fp32, so that losses are computed in fp32.
-        tp_plan: tensor-parallel style by module name.
-        debug: compare shapes between ranks before every hpcaccel collective, including those of GPU tensors.
+        seed: seed for the generators of Python, numpy and torch on every rank.
+        deterministic: whether to use deterministic algorithms, which bit-identical runs and resumes require.
+        even_batches: whether to repeat samples at the end of an epoch so that all ranks have the same number of
+            batches.
+        dispatch_batches: whether rank 0 reads the data and sends each rank its part. By default, rank 0 does so only
+            for iterable datasets whose batches are moved to the device.
+        step_scheduler_per_process: whether prepared schedulers step once per process at each optimizer step, as in
+            Accelerate. If False, or with ``split_batches``, they step once.
+        fp32_outputs: whether to convert outputs of prepared models to fp32, so that losses are computed in fp32.
+        tp_plan: a dict of module names and their tensor-parallel styles.
+        debug: whether to compare shapes between ranks before every hpcaccel collective, including collectives of GPU
+            tensors.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks, or the ranks do not find each other.
-        RuntimeMisuse: a keyword is unknown; a value is not allowed, or differs from the first Accelerator's.
+        RuntimeMisuse: a keyword is unknown; a value is not allowed; a shared setting differs from the first
+            Accelerator's.
     """
 
     deepspeed_plugin: None = None
-    """None. Accelerate scripts check this attribute."""
+    """Always None; scripts written for Accelerate check this attribute."""
 
     def __init__(
         self,

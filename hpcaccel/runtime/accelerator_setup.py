@@ -34,12 +34,12 @@ class Setup:
     """The settings, handlers and accumulation of one Accelerator, and the session that it shares with the others.
 
     Args:
-        handlers: kwargs handlers and plugins by name, None if not given: see ``configuration``.
-        given: settings by name; None: not given.
+        handlers: kwargs handlers and plugins by name, each None if not given (see ``configuration``).
+        given: settings by name, each None if not given.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks.
-        RuntimeMisuse: a value is not allowed, or differs from the value that the process's Accelerators share.
+        RuntimeMisuse: a value is not allowed, or differs from the value that all Accelerators of the process share.
     """
 
     dataloader_config: DataLoaderConfiguration
@@ -47,7 +47,7 @@ class Setup:
     handlers: SimpleNamespace
     accumulation: Accumulation
     session: TrainingSession
-    """The session that all Accelerators of this process share. Not a property, because each step reads it twice."""
+    """The session that all Accelerators of this process share. A plain attribute, because each step reads it twice."""
 
     def __init__(
         self, handlers: SimpleNamespace, given: dict[str, Any], *, cpu: bool, project_dir: str | os.PathLike[str] | None
@@ -56,7 +56,7 @@ class Setup:
         self.begin()
 
     def begin(self) -> None:
-        """Join the session of this process; start one if there is none."""
+        """Join the session of this process; start a session if there is none."""
         self._read_environment()
         session = TrainingSession.current(**self._arguments)
         own = {name: value for name, value in self._arguments.items() if name in settings.OWN}
@@ -75,7 +75,7 @@ class Setup:
         self.session = session
 
     def _read_environment(self) -> None:
-        """Outside a run, take FSDP settings that the script leaves open from environment variables."""
+        """Outside a run, read from environment variables those FSDP settings that the script does not give."""
         if os.environ.get("HPCACCEL_RUN_DIR"):
             return
         handlers = self._arguments["handlers"]
@@ -88,7 +88,7 @@ class Setup:
         return replace(self._fixed, **{name: getattr(self.dataloader_config, name) for name in _OF_LOADERS})
 
     def begin_again(self) -> None:
-        """Start another training with the same settings after a training has ended. All ranks call this."""
+        """After a training has ended, start another training with the same settings. All ranks call this."""
         loading, steps = self.dataloader_config, self.accumulation.steps
         self.begin()
         self.dataloader_config = loading
@@ -100,7 +100,8 @@ class Setup:
         return {"arguments": self._arguments}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy. It joins the ranks only when first used: it may be in a worker, which is not a rank."""
+        """Restore a copy. The copy joins the ranks only when it is first used: it may be in a worker, which is not a
+        rank."""
         self._arguments = state["arguments"]
 
     def __getattr__(self, name: str) -> Any:
@@ -121,7 +122,8 @@ class Setup:
     def micro_batch(self, models: tuple[torch.nn.Module, ...]) -> MicroBatch:
         """The context of one micro-batch of ``models``.
 
-        It also applies to optimizers and schedulers of other Accelerators that have prepared some of these models.
+        If other Accelerators have prepared some of these models, the context also applies to the optimizers and
+        schedulers of those Accelerators.
         """
         if self.session.accelerators == 1:
             return MicroBatch(self.accumulation, models)
@@ -131,11 +133,11 @@ class Setup:
 
 
 def _merged(shared: SimpleNamespace, given: SimpleNamespace) -> SimpleNamespace:
-    """The handlers of one Accelerator: shared handlers from the session, other handlers as given. The Accelerator may
-    have its own FSDP plugin.
+    """The handlers of one Accelerator: shared handlers from the session, other handlers as given. An FSDP plugin that
+    is given replaces the session's.
 
     Raises:
-        RuntimeMisuse: a shared handler for fp8, fp16 scaling or parallelism differs from the session's.
+        RuntimeMisuse: a given handler for fp8, fp16 scaling or parallelism differs from the session's.
     """
     merged = dict(vars(given))
     for name, has in vars(shared).items():

@@ -1,19 +1,20 @@
 """Handling of SIGTERM in the processes that a rank starts with ``multiprocessing``.
 
-Slurm sends the SIGTERM of a preemption to every process of a step. The rank then finishes its step and saves, and needs
-its children for that: workers of loaders, pools, simulators. But ``terminate()`` sends SIGTERM too, and so does Python
-at the end of a program, to the remaining daemonic children, before it waits for them indefinitely. A child must
-ignore Slurm's SIGTERM and obey that of ``terminate()``. A Python handler cannot find out who sent a signal, so
+Slurm sends the SIGTERM of a preemption to every process of a job step. The rank then finishes its training step and
+saves, and needs its children for that: workers of loaders, pools, simulators. But ``terminate()`` sends SIGTERM too. So
+does Python at the end of a program, to the remaining daemonic children, before it waits for them indefinitely. A child
+must ignore Slurm's SIGTERM and obey that of ``terminate()``. A Python handler cannot find out who sent a signal, so
 ``terminate()`` first marks the child's pid in shared memory. A child that has just been forked would lose the signal,
 because Python drops signals until it has set up the child. Therefore ``terminate()`` sends SIGKILL to a child that has
 not marked itself as ready in this memory.
 
-A handler in Python runs between two bytecodes. A signal that arrives after the last bytecode before a blocking system
-call (such as the lock of a pool's queue) is handled only when that call returns. So a process that waits for a child
-after ``terminate()`` interrupts the child's system calls with a signal that does nothing, until the child has ended.
+A handler in Python runs between two bytecodes. If a signal arrives right before a blocking system call (such as waiting
+for the lock of a pool's queue), it is handled only when that call returns. So a process that waits for a child after
+``terminate()`` keeps interrupting the child's system calls with another signal, whose handler does nothing, until the
+child has ended.
 
 Children without this memory (``spawn``, ``forkserver``) have Python's default handling of SIGTERM. If they ignore
-SIGTERM or block it (inherited from the shim, or from the start of a loader's workers), they get SIGKILL instead.
+SIGTERM, or have inherited a signal mask that blocks it, ``terminate()`` sends them SIGKILL instead.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 """The signals that request a stop."""
 
 PATIENCE_SECONDS = 10.0
-"""Time for daemonic children to end at the end of the program, before they are killed."""
+"""How long daemonic children may take to end at the end of the program, before they are killed."""
 
 
 _TERMINATED, _READY = 1, 2
 _INTERRUPT = signal.SIGRTMIN + 3
-"""Interrupts a child's system call with EINTR, so that Python runs pending handlers; its own handler does nothing."""
+"""Signal that interrupts a child's system call, so that Python runs pending handlers. Its own handler does nothing."""
 
 
 class _Shield:
@@ -51,8 +52,8 @@ class _Shield:
     def __init__(self) -> None:
         largest = int(Path("/proc/sys/kernel/pid_max").read_text())
         self.marks = mmap.mmap(-1, largest + 1)
-        """A byte per pid: ``_READY`` once a child is set up, ``_TERMINATED`` after a later ``terminate``. Untouched
-        pages take no memory."""
+        """One byte per pid: ``_READY`` once the child is set up, ``_TERMINATED`` once ``terminate`` was called for it.
+        Untouched pages take no memory."""
         self.earlier = {child.pid for child in multiprocessing.active_children()}
         """Pids of children that were started before this state was created, and do not use it."""
 
@@ -68,11 +69,11 @@ _wait = popen_fork.Popen.wait
 
 
 def shield_children(handler: Callable[..., Any] | None) -> None:
-    """Make children that ``multiprocessing`` forks from now on ignore ``SIGNALS``, unless sent by ``terminate()``.
+    """Make children that ``multiprocessing`` forks from now on ignore ``SIGNALS``, except those of ``terminate()``.
 
     Args:
-        handler: the rank's own handler of the signals, installed in the main thread; None: the rank keeps the signals
-            blocked, and its children inherit that.
+        handler: the rank's own handler of the signals, installed in the main thread; None if the rank keeps the
+            signals blocked, which its children inherit.
     """
     global _shield, _handler
     _handler = handler
@@ -92,7 +93,7 @@ def _restore_defaults() -> None:
     global _born_with_defaults
     blocked = set(SIGNALS) & signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if blocked and _shield is not None:
-        return  # started by a prepared loader; its worker_init_fn sets the handlers
+        return  # this is a worker of a prepared loader: its worker_init_fn sets the handlers
     if blocked and "HPCACCEL_RUN_DIR" not in os.environ:
         return  # blocked by the script itself
     for number in SIGNALS:
@@ -141,13 +142,13 @@ def _leave_if_terminated(number: int, frame: FrameType | None) -> None:
         return
     worker: Any = sys.modules.get("torch.utils.data._utils.worker")
     if worker is not None and worker.get_worker_info() is not None:
-        os._exit(0)  # as torch's handler does: a worker killed by a signal raises an error in the rank
+        os._exit(0)  # as torch's handler does: if a signal killed the worker, the rank would raise an error
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _terminate_reliably(popen: popen_fork.Popen) -> None:
-    """Replaces ``Popen.terminate`` of all start methods."""
+    """Replaces ``Popen.terminate`` for all start methods: sends SIGTERM if the child will obey it, else SIGKILL."""
     assert _shield is not None
     if popen.returncode is None:
         if popen.method == "fork" and popen.pid not in _shield.earlier:
@@ -162,7 +163,7 @@ def _terminate_reliably(popen: popen_fork.Popen) -> None:
 
 
 def _poll_and_forget(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | None:
-    """Replaces ``Popen.poll``: also clear the mark of an ended child, whose pid may be reused."""
+    """Replaces ``Popen.poll``: also clears the mark of a child that has ended, because its pid may be reused."""
     was_there = popen.returncode is None
     code = _poll(popen, flag)
     if was_there and code is not None and _shield is not None:
@@ -172,7 +173,7 @@ def _poll_and_forget(popen: popen_fork.Popen, flag: int = os.WNOHANG) -> int | N
 
 
 def _wait_reliably(popen: popen_fork.Popen, timeout: float | None = None) -> int | None:
-    """Replaces ``Popen.wait``: after ``terminate``, also interrupt a child that is blocked in a system call."""
+    """Replaces ``Popen.wait``: after ``terminate``, also interrupts a child that is blocked in a system call."""
     if popen.returncode is not None or _shield is None or _shield.marks[popen.pid] != _TERMINATED:
         return _wait(popen, timeout)
     give_up = None if timeout is None else time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""Arguments of ``Accelerator(...)``: checks of keywords, settings by name, plugins and handlers by name."""
+"""Processes arguments of ``Accelerator(...)``: checks keywords, and collects settings, plugins and handlers by name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ HANDLERS = {
     "MSAMPRecipeKwargs": "fp8",
     "FP8RecipeKwargs": "fp8",
 }
-"""Classes of kwargs handlers, with the name of what they configure."""
+"""For each class of kwargs handlers, the name of what it configures."""
 PLUGINS = ("fsdp", "tensor_parallel", "parallelism", "dynamo", "tp_plan")
 OWN_HANDLERS = ("autocast", "ddp", "profile", "dynamo", "tp_plan")
-"""Handlers of one Accelerator; all Accelerators of a process share the others."""
+"""Handlers that each Accelerator has for itself. All Accelerators of a process share the other handlers."""
 
 SUCCESSORS = {
     "logging_dir": "project_dir, or project_config=ProjectConfiguration(logging_dir=...)",
@@ -39,7 +39,7 @@ SUCCESSORS = {
     "timeout": "kwargs_handlers=[InitProcessGroupKwargs(timeout=...)]",
     "num_processes": "slurm.nodes and slurm.gpus_per_node of the spec",
 }
-"""Keywords that Accelerator() does not have, with what replaces them."""
+"""Keywords that ``Accelerator()`` does not accept, with their replacements."""
 ELSEWHERE = {
     "deepspeed_plugin": 'DeepSpeed is not supported: strategy="fsdp" shards parameters, gradients and optimizer state',
     "deepspeed_plugins": 'DeepSpeed is not supported: strategy="fsdp" shards parameters, gradients and optimizer state',
@@ -66,8 +66,8 @@ def refuse_unknown(unknown: Mapping[str, Any], known: list[str]) -> None:
     """Refuse unknown keywords.
 
     Raises:
-        RuntimeMisuse: there is an unknown keyword, or one of ``ELSEWHERE`` that is not None. The message contains its
-            replacement, or the known keywords.
+        RuntimeMisuse: there is an unknown keyword, or a keyword in ``ELSEWHERE`` whose value is not None. The message
+            contains the keyword's replacement or the known keywords.
     """
     for name, value in unknown.items():
         if name in ELSEWHERE:
@@ -79,7 +79,7 @@ def refuse_unknown(unknown: Mapping[str, Any], known: list[str]) -> None:
 
 
 def handlers_by_name(kwargs_handlers: list[Any] | None, **plugins: Any) -> SimpleNamespace:
-    """Handlers and plugins by the name of what they configure; None: not given.
+    """Handlers and plugins by the name of what they configure, each None if not given.
 
     Raises:
         RuntimeMisuse: an object is not a handler, or there are two handlers of the same kind.
@@ -97,7 +97,7 @@ def handlers_by_name(kwargs_handlers: list[Any] | None, **plugins: Any) -> Simpl
 
 
 def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any) -> dict[str, Any]:
-    """Settings by name; None: not given. A plugin sets what the plain arguments leave open.
+    """Settings by name, each None if not given. A plugin provides settings that the plain arguments do not.
 
     Args:
         plugins: the handlers by name, the ``DataLoaderConfiguration`` and the ``GradientAccumulationPlugin``.
@@ -136,6 +136,6 @@ def _set_once(given: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _text(value: Any) -> Any:
-    """The value of an enum; other values unchanged."""
+    """The value of an enum member; other values are returned unchanged."""
     enums = sys.modules.get("hpcaccel.runtime.enums")
     return value.value if enums is not None and isinstance(value, enums.NameEnum) else value

@@ -1,6 +1,6 @@
 """Enums for training scripts: distributed types, precisions, trackers, random generators, compiler backends.
 
-Members have Accelerate's values, and compare equal to them as strings.
+Members have the same values as in Accelerate, and are equal to these values as strings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class _Values(EnumMeta):
 
 
 class NameEnum(str, Enum, metaclass=_Values):
-    """A member is its value: ``PrecisionType.BF16 == "bf16"``, ``"bf16" in PrecisionType``."""
+    """An enum whose members are equal to their values: ``PrecisionType.BF16 == "bf16"``, and
+    ``"bf16" in PrecisionType``."""
 
     def __str__(self) -> str:
         return str(self.value)
@@ -58,7 +59,7 @@ class DistributedType(NameEnum):
 
 
 class PrecisionType(NameEnum):
-    """Precision of the forward pass; ``no``: full precision."""
+    """Precision of the forward pass. ``no`` means full precision."""
 
     NO = "no"
     FP8 = "fp8"
@@ -67,7 +68,7 @@ class PrecisionType(NameEnum):
 
 
 class LoggerType(NameEnum):
-    """Trackers by name."""
+    """Names of trackers."""
 
     ALL = "all"
     AIM = "aim"
@@ -98,7 +99,7 @@ class RNGType(NameEnum):
 
 
 class DynamoBackend(NameEnum):
-    """Backends of ``torch.compile``; NO: do not compile."""
+    """Backends of ``torch.compile``. ``NO`` means that models are not compiled."""
 
     NO = "NO"
     EAGER = "EAGER"
@@ -129,7 +130,7 @@ class DDPCommunicationHookType(NameEnum):
 
 
 class ComputeEnvironment(NameEnum):
-    """Environment in an Accelerate config file."""
+    """Compute environments that an Accelerate config file can name."""
 
     LOCAL_MACHINE = "LOCAL_MACHINE"
     AMAZON_SAGEMAKER = "AMAZON_SAGEMAKER"

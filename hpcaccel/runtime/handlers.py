@@ -102,8 +102,8 @@ class InitProcessGroupKwargs(KwargsHandler):
 class ProfileKwargs(KwargsHandler):
     """Options of ``torch.profiler.profile``. ``activities`` are names such as ``cpu`` and ``cuda``; for an unknown name
     ``Accelerator.profile`` raises RuntimeMisuse. ``schedule_option`` holds the arguments of
-    ``torch.profiler.schedule``: ``wait``, ``warmup``, ``active`` and others. Each rank writes a Chrome trace to
-    ``output_trace_dir``, if given, as ``profile_<rank>.json``."""
+    ``torch.profiler.schedule``: ``wait``, ``warmup``, ``active`` and others. If ``output_trace_dir`` is given, each
+    rank writes a Chrome trace ``profile_<rank>.json`` there."""
 
     activities: list[str] | None = None
     schedule_option: dict[str, int] | None = None
@@ -160,10 +160,11 @@ class DataLoaderConfiguration:
     """How prepared loaders order and divide the data. ``Accelerator`` has arguments for the first three fields.
 
     Args:
-        use_seedable_sampler: draw the order of epoch e with seed ``data_seed`` + e, not from the sampler's generator.
-        data_seed: default: a random number; with ``use_seedable_sampler``, torch's initial seed.
-        non_blocking: copy batches to the GPU asynchronously.
-        use_stateful_dataloader: read an iterable dataset with torchdata's StatefulDataLoader.
+        use_seedable_sampler: whether to draw the order of epoch e with the seed ``data_seed + e``, not from the
+            sampler's generator.
+        data_seed: by default, a random number or, with ``use_seedable_sampler``, torch's initial seed.
+        non_blocking: whether to copy batches to the GPU asynchronously.
+        use_stateful_dataloader: whether to read iterable datasets with torchdata's StatefulDataLoader.
     """
 
     split_batches: bool = False
@@ -178,7 +179,7 @@ class DataLoaderConfiguration:
 @dataclass
 class ProjectConfiguration:
     """Directories of a script's checkpoints and logs. With ``automatic_checkpoint_naming``, ``save_state`` saves to
-    ``checkpoints/checkpoint_<iteration>`` and deletes the oldest of more than ``total_limit`` checkpoints."""
+    ``checkpoints/checkpoint_<iteration>``, and deletes the oldest checkpoints beyond ``total_limit``."""
 
     project_dir: str | None = None
     logging_dir: str | None = None
@@ -208,9 +209,9 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class FullyShardedDataParallelPlugin:
-    """FSDP2 settings with Accelerate's field names. FSDP1-only fields have no effect, and a warning lists those
-    that are set. ``fsdp_version``, ``cpu_ram_efficient_loading`` and the state-dict fields have no effect, either.
-    Outside a run, an Accelerator fills in fields that are None from ``FSDP_*`` variables."""
+    """FSDP2 settings with Accelerate's field names. Fields that only FSDP1 has are ignored, and a warning lists those
+    that are set. ``fsdp_version``, ``cpu_ram_efficient_loading`` and the state-dict fields are ignored, too. Outside a
+    run, an Accelerator sets fields that are None from the environment variables ``FSDP_*``."""
 
     fsdp_version: int | None = None
     sharding_strategy: Any = None
@@ -237,7 +238,7 @@ class FullyShardedDataParallelPlugin:
 
 @dataclass
 class TorchTensorParallelConfig:
-    """Asynchronous tensor parallelism. Accepted for compatibility, without effect."""
+    """Asynchronous tensor parallelism. Accepted for compatibility, but has no effect."""
 
     enable_async_tp: bool = False
 
@@ -265,11 +266,11 @@ class TorchDynamoPlugin(KwargsHandler):
 
 @dataclass
 class ParallelismConfig:
-    """The mesh of ranks: number of replicas, shards per replica, and tensor-parallel ranks.
+    """The mesh of ranks: the numbers of replicas, of shards per replica, and of tensor-parallel ranks.
 
-    Sizes that are None come from the settings and other plugins. If those do not set them, the data-parallel sizes
-    follow from the number of ranks (with FSDP as many shards as possible, else replicas only), and the others are 1.
-    Fields that are not sizes have no effect.
+    Sizes that are None come from the settings and other plugins. If those do not set a data-parallel size, it follows
+    from the number of ranks (with FSDP as many shards as possible, else replicas only). Other unset sizes are 1. Fields
+    that are not sizes have no effect.
 
     Raises:
         RuntimeMisuse: a size is below 1, or context or sequence parallelism is requested, which is not supported.

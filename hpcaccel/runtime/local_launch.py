@@ -1,8 +1,8 @@
-"""Start ranks from within a program: a notebook, or a test. Processes are forked, so the function may be defined
+"""Start ranks from within a program, such as a notebook or a test. Processes are forked, so the function may be defined
 in a notebook cell or be a closure, and modules are not imported again.
 
-Two things do not survive a fork: this process's GPU context, so ``notebook_launcher`` refuses a process that has used
-a GPU; and OpenMP's threads, so each rank computes with one thread by default.
+Two things do not survive a fork: the GPU context and the threads of OpenMP. So ``notebook_launcher`` refuses to run in
+a process that has used a GPU, and each rank computes with one thread by default.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     """Call ``function(*args)`` in ``num_processes`` ranks on this machine's CPU.
 
     Raises:
-        RunFailed: the function failed, or a rank exited early; the message has the traceback of the first rank in which
-            the function failed.
+        RunFailed: the function failed, or a rank exited early. If the function failed, the message contains the
+            traceback of the first rank to fail.
         RuntimeMisuse: this process already has an Accelerator or a process group.
     """
     _refuse_group("debug_launcher")
@@ -74,7 +74,7 @@ def _be_rank(rank: int, function: Callable[..., Any], args: tuple[Any, ...]) -> 
 
 
 def _from_function(text: str) -> str:
-    """A traceback without the frames above the user's function."""
+    """``text``, a traceback, without the frames of hpcaccel and torch that called the user's function."""
     before, call, after = text.partition(f"    {_CALL}\n")
     return f"Traceback (most recent call last):\n{after}" if call else before
 
@@ -96,20 +96,20 @@ def notebook_launcher(
     monitor_interval: float = 0.1,
     log_line_prefix_template: str | None = None,
 ) -> None:
-    """Call ``function(*args)`` in ``num_processes`` ranks on this node. With several nodes, call this on each of them.
+    """Call ``function(*args)`` in ``num_processes`` ranks on this node. With several nodes, call this on each node.
 
     The ranks are started as by torchrun. A single rank runs in this process, and raises the function's own errors.
 
     Args:
-        num_processes: number of ranks on this node; default: the number of GPUs, or one.
-        mixed_precision: default for ``Accelerator()`` in the ranks.
-        use_port, master_addr: address of the rendezvous; port 0 on a single node: a free port.
-        node_rank, num_nodes: number of this node, from 0, and number of nodes.
-        rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id, max_restarts, monitor_interval, log_line_prefix_template: as
-            torchrun's options.
+        num_processes: number of ranks on this node. By default, one per GPU, or one if there is no GPU.
+        mixed_precision: default precision of ``Accelerator()`` in the ranks.
+        use_port, master_addr: port and address of the rendezvous. On a single node, port 0 means any free port.
+        node_rank, num_nodes: this node's index, from 0, and the number of nodes.
+        rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id, max_restarts, monitor_interval, log_line_prefix_template: the
+            same as torchrun's options.
 
     Raises:
-        RunFailed: one of several ranks failed; the message has the traceback of the first rank to fail.
+        RunFailed: one of several ranks failed. The message contains the traceback of the first rank to fail.
         RuntimeMisuse: an argument is not allowed; or there are several ranks, and this process has used a GPU, or
             already has an Accelerator or a process group.
     """
@@ -182,7 +182,7 @@ def _callstack(error_file: Mapping[str, Any] | None) -> str:
 
 
 def _run_as_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Call the function in this rank, then end its session: a forked process does not run ``atexit`` handlers."""
+    """Call the function in this rank, then end the rank's session: a forked process runs no ``atexit`` handlers."""
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     function(*args)
@@ -194,12 +194,12 @@ def _run_as_rank(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     elif world is not None:
         world.destroy()
     for number in (signal.SIGTERM, signal.SIGUSR2):
-        # The session handled these signals to stop at a step. After the last step they may end a rank that still waits.
+        # The session handled these signals to stop at a step. There are no more steps, so they may end a waiting rank.
         signal.signal(number, signal.SIG_DFL)
 
 
 _CALL = "function(*args)"
-"""Source line of the call in ``_run_as_rank``, after which tracebacks show the user's function."""
+"""Source line in ``_run_as_rank`` that calls the user's function. Frames after it in a traceback are the user's."""
 
 
 def _refuse_group(what: str) -> None:
@@ -221,7 +221,7 @@ def _refuse_used_gpu() -> None:
 
 @contextmanager
 def _without_launchers() -> Iterator[None]:
-    """Remove the variables of the launcher that started this process, if any: the ranks would inherit them."""
+    """Inside the block, remove the variables that a launcher of this process has set: the ranks would inherit them."""
     names = [name for name in os.environ if name in _LAUNCHERS or name.startswith("SLURM_STEP")]
     held = {name: os.environ.pop(name) for name in names}
     try:
@@ -243,7 +243,7 @@ _LAUNCHERS = (
 
 @contextmanager
 def _fork_allowed() -> Iterator[None]:
-    """Silence the warning of Python 3.12 and newer about forking with several threads: torch starts threads."""
+    """Silence the warning of Python 3.12 and newer about a fork with several threads: torch starts threads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
         yield

@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["is_dispatched", "prepare_model"]
 
 SHARDED_IN = "_hpcaccel_sharded_in"
-"""Attribute of a sharded model: generation of the group over which it is sharded, and the layout of the mesh."""
+"""Attribute of a sharded model: the generation of the process group over which the model is sharded, and the layout of
+the mesh."""
 
 
 def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode: bool = False) -> nn.Module:
     """Apply precision, activation checkpointing, tensor parallelism, DDP or FSDP2, and ``torch.compile``.
 
     Args:
-        place: whether to move a model that is not sharded to this rank's device.
-        evaluation_mode: the model is not trained: neither wrap it in DDP nor shard it.
+        place: whether to move the model to this rank's device, if it is not sharded.
+        evaluation_mode: whether the model is only evaluated. If so, it is neither wrapped in DDP nor sharded.
 
     Raises:
         RuntimeMisuse: ``model`` is the original of a prepared model; it is on the meta device and would not be sharded;
-            the ranks prepare different models; or one of the reasons in ``_refuse``.
+            the ranks prepare different models; or for one of the reasons in ``_refuse``.
     """
     session = setup.session
     if session.registry.has(model):
@@ -39,7 +40,7 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
     session.registry.refuse_original(model)
     inner, compiler = compiling.strip(model)
     if isinstance(inner, ddp.PreparedDDP):
-        inner = inner.module  # of a group that this process has left
+        inner = inner.module  # the wrapper belongs to a process group that this process has left
     session.registry.refuse_original(inner)
     _refuse(session, inner)
     wrapped = inner if _is_wrapped(inner) and not _is_of_another_group(session, inner) else None
@@ -47,7 +48,7 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
     _refit(setup, own, blocks_too=wrapped is None)
     options = None if compiler is not None else _compiler_options(setup)
     if options is not None and options["regional"] and compiling.compile_blocks(own, options):
-        options = None  # blocks are compiled before sharding, so that all-gathers stay outside the compiled code
+        options = None  # done: blocks are compiled before sharding, to keep all-gathers out of the compiled code
     if wrapped is None:
         wrapped = _distribute(setup, own, place=place, evaluation_mode=evaluation_mode)
     prepared = wrapped
@@ -69,7 +70,7 @@ def _refuse(session: TrainingSession, model: nn.Module) -> None:
 
     Raises:
         RuntimeMisuse: the model is wrapped in DataParallel or FSDP1, or in DDP with ``strategy="fsdp"``; it is sharded
-            over a destroyed group and cannot be sharded again; or there are several ranks and its layers are
+            over a destroyed group and cannot be sharded again; or there are several ranks and the model's layers are
             distributed over several devices.
     """
     if isinstance(model, DataParallel):
@@ -113,7 +114,7 @@ def _can_shard_again(session: TrainingSession, model: nn.Module) -> bool:
 
 
 def is_dispatched(model: nn.Module) -> bool:
-    """Whether a library has distributed the model's layers over several devices."""
+    """Whether another library has distributed the model's layers over several devices."""
     return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
 
@@ -124,7 +125,11 @@ def _is_wrapped(model: nn.Module) -> bool:
 
 
 def _refit(setup: Setup, model: nn.Module, *, blocks_too: bool) -> None:
-    """Wrap forwards for precision and activation checkpointing, after removing the wrappers of an earlier session."""
+    """Remove wrappers of an earlier session, then wrap forwards for precision and activation checkpointing.
+
+    Args:
+        blocks_too: whether to apply fp8 conversion and activation checkpointing, if they are set.
+    """
     settings, handlers = setup.settings, setup.handlers
     precision.unwrap_forward(model)
     if settings.mixed_precision == "fp8" and blocks_too:
@@ -174,7 +179,7 @@ def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode:
 
 
 def _shard(setup: Setup, model: nn.Module) -> None:
-    """Apply tensor parallelism, then FSDP2. Record the sharded parameter of each original parameter in the session."""
+    """Apply tensor parallelism, then FSDP2. Record in the session which sharded parameter replaces each original."""
     from hpcaccel.runtime.distributed.device_mesh import data_mesh, tensor_mesh
     from hpcaccel.runtime.parallel import fsdp, tensor_parallel
     from hpcaccel.runtime.parallel.fsdp_choices import choose

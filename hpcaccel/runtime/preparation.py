@@ -24,8 +24,8 @@ __all__ = ["prepare"]
 
 
 def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[bool] | None = None) -> list[Any]:
-    """Prepare ``objects``: models first, because optimizers refer to their parameters; schedulers last, because they
-    follow the optimizers.
+    """Prepare ``objects``: models first, because optimizers refer to the models' parameters; schedulers last, because
+    they follow the optimizers.
 
     Args:
         device_placement: for each object, whether it (for a loader: its batches) is moved to this rank's device.
@@ -35,7 +35,8 @@ def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[
 
     Raises:
         RuntimeMisuse: ``device_placement`` and ``objects`` differ in length; an object is the original of a prepared
-            one; an optimizer has no parameter of a prepared model; or an error of ``prepare_model`` or ``make_loader``.
+            object; an optimizer has no parameter of a prepared model; or ``prepare_model`` or ``make_loader`` raises
+            this error.
     """
     places = _places(setup, objects, device_placement)
     ready: dict[int, Any] = {}
@@ -150,4 +151,4 @@ _ORDER: tuple[tuple[Any, Callable[[Setup, Any, bool], Any]], ...] = (
     (DataLoader, _loader),
     ((LRScheduler, ReduceLROnPlateau, PreparedScheduler), _scheduler),
 )
-"""Types of objects and the function that prepares them, in the order of preparation."""
+"""Types of objects, each with the function that prepares them, in the order of preparation."""

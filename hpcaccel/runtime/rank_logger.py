@@ -3,10 +3,10 @@
 Loggers from ``get_logger`` work from the first line of a script: before the process group exists, the rank comes from
 the launcher's variables. (Accelerate's logger raises until its state exists.)
 
-The training logs to ``logging.getLogger("hpcaccel.training")``: resumes, checkpoints, stops. By default each line is
-``hpcaccel: <message>``, on rank 0's standard output; errors go to standard error, on any rank. A program that attaches
-handlers to ``hpcaccel`` or ``hpcaccel.training`` before ``Accelerator()`` replaces this output. Records have the
-attribute ``rank``. ``HPCACCEL_LOG_LEVEL`` or the program sets the level (default: INFO).
+The training logs resumes, checkpoints and stops to ``logging.getLogger("hpcaccel.training")``. By default rank 0 prints
+each line as ``hpcaccel: <message>`` to standard output, and every rank prints its errors to standard error. Handlers
+that a program attaches to the logger ``hpcaccel`` or ``hpcaccel.training`` before ``Accelerator()`` replace the output.
+Records have the attribute ``rank``. ``HPCACCEL_LOG_LEVEL`` or the program sets the level, which is INFO by default.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAda
     ``in_order=True``.
 
     Args:
-        log_level: level of this logger and of the root logger, as in Accelerate; default: the variable
-            ``HPCACCEL_LOG_LEVEL`` or ``ACCELERATE_LOG_LEVEL``, else the levels are unchanged.
+        log_level: level to set for this logger and for the root logger, as in Accelerate. By default, the value of the
+            variable ``HPCACCEL_LOG_LEVEL`` or ``ACCELERATE_LOG_LEVEL``; if neither is set, the levels are unchanged.
 
     Raises:
         RuntimeMisuse: the level is unknown.
@@ -67,9 +67,10 @@ def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAda
 class MultiProcessAdapter(Adapter):
     """A logger whose methods take two more keywords, with defaults: ``main_process_only=True``, ``in_order=False``.
 
-    Lines that several ranks may log begin with ``[rank 3]``. With ``in_order=True`` all ranks must call, including
-    those whose level hides the message. They log one after the other and return together, at the cost of a barrier per
-    rank. Before the process group exists (``Accelerator()``, ``PartialState()``), ranks do not wait for each other.
+    Lines that several ranks may log begin with the rank, such as ``[rank 3]``. With ``in_order=True`` all ranks must
+    make the call, including ranks whose level hides the message. They log one after the other and return together, at
+    the cost of a barrier per rank. Before ``Accelerator()`` or ``PartialState()`` has created the process group, ranks
+    do not wait for each other.
     """
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -96,7 +97,7 @@ class MultiProcessAdapter(Adapter):
             wait()
 
     def warning_once(self, msg: object, *args: Any, **kwargs: Any) -> None:
-        """``warning``, but only once per process for the same message and arguments."""
+        """Like ``warning``, but log the same message with the same arguments only once per process."""
         key = (self.logger.name, repr((msg, args)))
         if key not in _logged_once:
             _logged_once.add(key)
@@ -105,7 +106,7 @@ class MultiProcessAdapter(Adapter):
 
 
 def this_rank() -> int:
-    """The rank of this process in its process group; without a group, from the launcher's variables.
+    """The rank of this process in its process group; without a group, the rank in the launcher's variables.
 
     Raises:
         RankEnvironmentError: the variables contradict each other.
@@ -118,7 +119,7 @@ def this_rank() -> int:
 
 
 def _turns() -> tuple[int, Callable[[], Any]]:
-    """The number of ranks that log in turn, and the function with which they wait for each other."""
+    """Returns the number of ranks that log in turn, and the function with which they wait for each other."""
     group = _group()
     if group is not None:
         return group.world_size, group.barrier
@@ -127,14 +128,15 @@ def _turns() -> tuple[int, Callable[[], Any]]:
 
 
 def _group() -> Any | None:
-    """The process group of this process, if ``world`` was imported: a logger does not import torch."""
+    """hpcaccel's process group; None if there is none. Does not import ``world``, because a logger must not import
+    torch."""
     module = sys.modules.get("hpcaccel.runtime.distributed.world")
     world = module.World.existing() if module is not None else None
     return None if world is None else world.group
 
 
 def _torch_distributed() -> Any | None:
-    """torch.distributed, if the script has created a process group itself; else None."""
+    """The module ``torch.distributed`` if the script has created a process group itself, else None."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
@@ -151,7 +153,7 @@ def _level(level: str | int) -> int:
 
 
 class RankHandler(logging.Handler):
-    """Writes ``hpcaccel: <message>`` to standard output, and errors to standard error."""
+    """Writes each message as ``hpcaccel: <message>``: errors to standard error, others to standard output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,10 +198,10 @@ def configure_training_log(rank: int) -> None:
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
-    """``tqdm.auto.tqdm``, enabled only on the first process of each node.
+    """A progress bar, ``tqdm.auto.tqdm``, that is enabled only on the first process of each node.
 
     Args:
-        main_process_only: False: enabled on all ranks.
+        main_process_only: if False, the bar is enabled on all ranks.
 
     Raises:
         ImportError: tqdm is not installed.

@@ -33,14 +33,14 @@ def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
     is not set, the values are discarded, with one warning.
 
     Args:
-        values: numbers, strings, arrays and tensors of one element, dicts of these.
-        step: default without an Accelerator: one more than the largest step so far, starting with 1. If a name
-            has several values at one step, the last value counts.
+        values: numbers, strings, arrays and tensors of one element, or dicts of these.
+        step: step to log the values for. Without an Accelerator the default is one more than the largest step so far,
+            starting with 1. If a name has several values at one step, the last value counts.
 
     Raises:
         RuntimeMisuse: ``values`` is not a dict.
         RankEnvironmentError: the variables of this process contradict each other.
-        OSError: the file cannot be written.
+        OSError: the metrics file cannot be written.
     """
     if not isinstance(values, Mapping):
         raise RuntimeMisuse(f'hpcaccel.log({values!r}): expected a dict of names and values, such as {{"loss": 0.5}}')
@@ -56,18 +56,18 @@ def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
 
 
 def should_stop() -> bool:
-    """Whether this program should end for good now: its trial was pruned, or a user has requested that the run finish
-    or be cancelled.
+    """Whether this program should end for good now, because its trial was pruned, or because a user has requested that
+    the run finish or be cancelled.
 
-    Without an Accelerator the run directory is read, at most once a second. With several ranks, call this on one rank
-    and broadcast the result: ranks read at different times.
+    Without an Accelerator this reads the run directory, at most once a second. With several ranks, call it on one rank
+    and broadcast the result, because ranks would read at different times.
     """
     session = _session()
     return _stop_poll.read() if session is None else bool(session.loop.should_stop())
 
 
 def _session() -> Any | None:
-    """The session of the Accelerator, if this process has one. Imports nothing."""
+    """The session of this process's Accelerators; None if there is none. Imports nothing."""
     module = sys.modules.get("hpcaccel.runtime.training_session")
     return None if module is None else module.TrainingSession.existing()
 

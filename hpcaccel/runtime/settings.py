@@ -1,7 +1,7 @@
-"""Settings of this process, and where it writes.
+"""Settings of this process, and the places where it writes.
 
-Arguments of ``Accelerator(...)`` override the run directory's ``spec.json`` (outside a run: environment variables),
-which overrides the defaults below.
+Arguments of ``Accelerator(...)`` override the settings in the run directory's ``spec.json`` or, outside a run, in
+environment variables. Those override the defaults below.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Settings:
     deterministic: bool = False
     stop: str = "cooperative"
     fsdp_wrap: tuple[str, ...] = ()
-    """Class names of the blocks that FSDP2 shards one by one; empty: the model's repeated blocks."""
+    """Class names of the blocks that FSDP2 shards one by one. If empty, these are the model's repeated blocks."""
     reshard_after_forward: bool = True
     fsdp_shard_size: int | None = None
-    """Number of ranks that hold one replica together; None: as many as possible."""
+    """Number of ranks over which each replica is sharded; None means as many as possible."""
     fsdp_param_dtype: str | None = None
     fsdp_reduce_dtype: str | None = None
     fsdp_output_dtype: str | None = None
@@ -68,10 +68,10 @@ class Settings:
     timeout_seconds: float = 1800.0
     """Timeout of the script's collectives and of gradient communication."""
     control_timeout_seconds: float = 60.0
-    """How long ranks wait for each other before a load or the save of a sharded model, and after a rank has run out of
-    memory."""
+    """How long ranks wait for each other before a load, before the save of a sharded model, and after a rank has run
+    out of memory."""
     save_wait_seconds: float = 5.0
-    """Maximum time that rank 0 waits in ``save_state`` for the other ranks if the model is not sharded."""
+    """How long rank 0 waits for the other ranks in ``save_state`` if the model is not sharded."""
     every_steps: int | None = None
     every_minutes: float | None = None
     background: bool = True
@@ -102,7 +102,7 @@ OWN = frozenset(
         "adjust_scheduler",
     }
 )
-"""Settings of one Accelerator."""
+"""Settings that each Accelerator has for itself."""
 
 SHARED = frozenset(field.name for field in fields(Settings)) - OWN
 """Settings that all Accelerators of a process share."""
@@ -130,7 +130,7 @@ class OutputLocation:
 
 
 def locate(project_dir: str | os.PathLike[str] | None, environ: Mapping[str, str] = os.environ) -> OutputLocation:
-    """The run directory from the launcher's variables, and the script's ``project_dir``."""
+    """Where this process writes, according to the launcher's variables and the script's ``project_dir``."""
     path = environ.get("HPCACCEL_RUN_DIR")
     project = None if project_dir is None else Path(project_dir).absolute()
     if not path:
@@ -158,7 +158,7 @@ def load(place: OutputLocation, **given: Any) -> Settings:
 
 
 def _was_not_found(document: Mapping[str, Any], launch: LaunchSpec | None) -> bool:
-    """Whether ``hpcaccel submit`` chose ``stop`` for a script, and may have overlooked its Accelerator."""
+    """Whether ``hpcaccel submit`` chose ``stop`` for a script in which it may have overlooked an Accelerator."""
     entrypoint = document.get("spec", {}).get("entrypoint") or {}
     return launch is not None and launch.stop_is_default and not entrypoint.get("command")
 
@@ -172,8 +172,8 @@ def _from_spec(document: Mapping[str, Any], launch: LaunchSpec | None) -> Settin
     spec = document.get("spec", {})
     sections = {**spec.get("checkpoint", {}), **spec.get("runtime", {})}
     values = {key: value for key, value in sections.items() if key in {field.name for field in fields(Settings)}}
-    # If the spec leaves ``stop`` open, ``hpcaccel submit`` has chosen it: "signals" for a command, and for a script in
-    # which it found no Accelerator. A script that does have one stops like any other script with an Accelerator.
+    # If the spec does not set ``stop``, ``hpcaccel submit`` has chosen it: "signals" for a command, and for a script in
+    # which it found no Accelerator. If the script has one after all, it stops like any script with an Accelerator.
     given = None if launch is None or _was_not_found(document, launch) else launch.stop
     values["stop"] = given or values.get("stop") or "cooperative"
     fsdp = sections.get("fsdp") or {}

@@ -1,4 +1,4 @@
-"""The flag that SIGTERM and SIGUSR2 set, and the protection of child processes from both signals."""
+"""Detects the stop signals SIGTERM and SIGUSR2, and protects child processes from both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PendingStop", "StopFlag", "WorkerInit", "signals_held"]
 
 
 class StopFlag:
-    """Flag (``raised``) that SIGTERM and SIGUSR2 set."""
+    """The flag ``raised``, which SIGTERM and SIGUSR2 set."""
 
     def __init__(self) -> None:
         self.raised = False
@@ -31,7 +31,7 @@ class StopFlag:
             return False
         for number in SIGNALS:
             signal.signal(number, self._raise)
-            # The handler only sets the flag: restart the training's system calls instead of failing with EINTR.
+            # The handler only sets the flag, so interrupted system calls are restarted instead of failing with EINTR.
             signal.siginterrupt(number, False)
         shield_children(self._raise)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -66,17 +66,18 @@ class PendingStop:
 
     @staticmethod
     def applies() -> bool:
-        """Whether the launcher has blocked the signals. ``multiprocessing`` may have unblocked SIGTERM since."""
+        """Whether the launcher has blocked the signals. One blocked signal is enough: ``multiprocessing`` may have
+        unblocked SIGTERM since."""
         return not signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint(SIGNALS)
 
     def install(self) -> None:
         """Keep both signals blocked, and make ``terminate()`` use SIGKILL on child processes."""
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        # Until Python 3.12 the first ``spawn`` unblocks these signals in the process that starts the tracker.
+        # Up to Python 3.12, the first ``spawn`` starts a tracker, and then unblocks these signals in this process.
         tracked: Any = resource_tracker
         tracked._IGNORED_SIGNALS = tuple(set(tracked._IGNORED_SIGNALS) - set(SIGNALS))
         if threading.current_thread() is threading.main_thread():
-            # In case a thread has unblocked them: the default handling would end the process.
+            # If a thread has unblocked the signals, their default handling would end the process.
             for number in SIGNALS:
                 if signal.getsignal(number) == signal.SIG_DFL:
                     signal.signal(number, self._raise)
@@ -97,7 +98,7 @@ class PendingStop:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Block both signals while workers start: the signals would kill workers that do not ignore them yet."""
+    """Block both signals while workers start, because a worker that does not ignore them yet would be killed."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -109,7 +110,8 @@ def signals_held() -> Iterator[None]:
 class WorkerInit:
     """A ``worker_init_fn`` that makes the worker ignore both signals, then calls the user's function.
 
-    Slurm sends the signals to every process of a step, and a killed worker would fail a training that is about to save.
+    Slurm sends the signals to every process of a job step, and a training whose worker was killed would fail before it
+    could save.
     """
 
     user_function: Callable[[int], Any] | None

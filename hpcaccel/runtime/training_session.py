@@ -1,4 +1,4 @@
-"""``TrainingSession``: group of ranks, settings, prepared objects and loop, shared by all Accelerators of a process."""
+"""``TrainingSession``: the ranks, settings, prepared objects and loop that all Accelerators of a process share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _current: TrainingSession | None = None
 
 
 class PrepareRegistry:
-    """The prepared objects of one session, with the script's originals, so that no object is prepared twice."""
+    """Records the prepared objects of one session and their originals, so that no object is prepared twice."""
 
     def __init__(self) -> None:
         self._prepared: dict[int, Any] = {}
@@ -52,7 +52,7 @@ class PrepareRegistry:
         """Record that ``original`` was prepared as ``prepared``; several originals may have one prepared object.
 
         Args:
-            owner: record this for one Accelerator only; other Accelerators may prepare the original again.
+            owner: the only Accelerator that this is recorded for; other Accelerators may prepare the original again.
         """
         self._prepared[id(prepared)] = prepared
         if original is not prepared:
@@ -80,13 +80,13 @@ class TrainingSession:
     """This process's training, from the first ``Accelerator()`` to ``end_training()``.
 
     Args:
-        cpu: do not use GPUs.
-        handlers: kwargs handlers and plugins by name, None if not given: see ``configuration``.
+        cpu: whether to train on the CPU even if there are GPUs.
+        handlers: kwargs handlers and plugins by name, each None if not given (see ``configuration``).
         given: the script's settings by name.
 
     Raises:
         RankEnvironmentError: the environment describes no usable group of ranks.
-        RuntimeMisuse: a setting has a value that is not allowed, or does not fit the device or the number of ranks.
+        RuntimeMisuse: a setting's value is not allowed, or does not fit the device or the number of ranks.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class TrainingSession:
         self.scaling = None if self.scaler is None else Scaling(self.scaler)
         self.in_use = LoadersInUse()
         self.accumulation = Accumulation(1, loaders=self.in_use)
-        """Accumulation of the newest Accelerator, which ``GradientState()`` uses."""
+        """The newest Accelerator's accumulation. ``GradientState()`` uses it."""
         self.accelerators = 0
         self.registry = PrepareRegistry()
         layout = {"strategy": self.settings.strategy, **self.layout._asdict()}
@@ -127,9 +127,9 @@ class TrainingSession:
         """For each prepared model, the accumulation of the Accelerator that prepared it."""
         self.sharded = ShardedModels()
         self.shards = WeakIdKeyDictionary()
-        """For each original parameter, its sharded parameter."""
+        """For each original parameter, the sharded parameter that replaces it."""
         self.distributed_type_override: DistributedType | None = None
-        """The value that the script has set in ``AcceleratorState``."""
+        """The distributed type that the script has set in ``AcceleratorState``; None if it has set none."""
         self.has_ended = self.was_reset = False
         self.trackers: list[Any] = []
         self.tracking: Any = None
@@ -199,10 +199,10 @@ class TrainingSession:
 
     @classmethod
     def current(cls, **given: Any) -> TrainingSession:
-        """The session of this process; it is created if there is none.
+        """The session of this process. If there is none, a session is created.
 
         Raises:
-            RuntimeMisuse: the existing session has another value of a given setting.
+            RuntimeMisuse: a given setting has another value in the existing session.
         """
         global _current
         if _current is not None and not _current.group.is_alive:
@@ -214,16 +214,16 @@ class TrainingSession:
         return _current
 
     def follow(self, accumulation: Accumulation) -> None:
-        """Use the accumulation of a new Accelerator."""
+        """Count a new Accelerator, and use its accumulation from now on."""
         self.accelerators += 1
         self.accumulation = self.loop.accumulation = accumulation
         PreparedOptimizer.follow_in_copies(accumulation, self.scaling)
 
     def refuse_changes(self, given: dict[str, Any]) -> None:
-        """Refuse other values of settings that all Accelerators share. ``debug`` may be enabled later.
+        """Refuse given settings that differ from those that all Accelerators share. ``debug`` may be enabled later.
 
         Raises:
-            RuntimeMisuse: a shared setting has another value.
+            RuntimeMisuse: a given setting differs from the shared one.
         """
         wanted = getattr(given.get("handlers"), "init_process_group", None)
         self.world.refuse_changes(
@@ -260,7 +260,7 @@ class TrainingSession:
         """End the training on all ranks: write the outcome and leave the group.
 
         Args:
-            destroy: also destroy a default group that the script has created.
+            destroy: whether to also destroy a default process group that the script has created.
         """
         global _current
         if _current is self:
@@ -289,7 +289,7 @@ class TrainingSession:
 
 
 def _start_heartbeat(place: settings.OutputLocation) -> Heartbeat | None:
-    """Start the heartbeat, for ranks of a run only: a supervisor reads it."""
+    """Start the heartbeat. Only ranks of a run have one, because a supervisor reads it; outside a run, returns None."""
     if place.run is None:
         return None
     from hpcaccel.runtime.health.heartbeat import start_heartbeat

@@ -26,16 +26,16 @@ class PrepareMixin(SessionMixin):
         objects that are already prepared, are returned unchanged.
 
         Args:
-            objects: in any order.
+            objects: the objects to prepare, in any order.
             device_placement: for each object, whether it (for a loader: its batches) is moved to this rank's device.
 
         Returns:
-            The prepared objects in the same order; a single object without a tuple.
+            A tuple of the prepared objects in the same order; for a single object, the prepared object itself.
 
         Raises:
             RuntimeMisuse: ``device_placement`` and ``objects`` differ in length; an object was prepared before, and the
                 script passes the original; an optimizer has no parameter of a prepared model; a model or loader cannot
-                be prepared (an FSDP1 model, data that is already sharded …); models differ among the ranks.
+                be prepared (such as an FSDP1 model, or data that is already sharded); models differ among the ranks.
         """
         from hpcaccel.runtime.preparation import prepare
 
@@ -60,8 +60,8 @@ class PrepareMixin(SessionMixin):
         return prepare_model(self._begun(), model, place=place, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
-        """Prepare one optimizer, after its model. ``device_placement`` has no effect: the optimizer's state is on the
-        device of its parameters.
+        """Prepare one optimizer; prepare its model first. ``device_placement`` has no effect: the optimizer's state is
+        on the device of its parameters.
 
         Raises:
             RuntimeMisuse: as in ``prepare``.
@@ -78,8 +78,8 @@ class PrepareMixin(SessionMixin):
 
         Args:
             device_placement: whether batches are moved to this rank's device; default: the Accelerator's setting.
-            slice_fn_for_dispatch: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns rank r's part of
-                the batch that rank 0 has read, for batches that are not nested tensors.
+            slice_fn_for_dispatch: needed if rank 0 reads for all ranks, and batches are not nested tensors.
+                ``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns rank r's part of a batch.
 
         Raises:
             RuntimeMisuse: as in ``prepare``.
@@ -90,7 +90,7 @@ class PrepareMixin(SessionMixin):
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
-        """Prepare one of torch's schedulers, after its optimizer. Other objects are returned unchanged.
+        """Prepare one of torch's schedulers; prepare its optimizer first. Other objects are returned unchanged.
 
         Raises:
             RuntimeMisuse: the scheduler was prepared before, and the script passes the original.
@@ -104,8 +104,9 @@ class PrepareMixin(SessionMixin):
         returned unchanged.
 
         Args:
-            keep_fp32_wrapper: keep the forward with the prepared precision; False: restore the model's forward.
-            keep_torch_compile: keep the compiled wrapper.
+            keep_fp32_wrapper: whether to keep the ``forward`` that runs in the prepared precision. If False, the
+                model's own ``forward`` is restored.
+            keep_torch_compile: whether to keep the wrapper of ``torch.compile``.
         """
         from hpcaccel.runtime.parallel import ddp
 
@@ -142,20 +143,20 @@ class PrepareMixin(SessionMixin):
 
         Args:
             joinables: prepared models under DDP.
-            even_batches: setting of prepared loaders inside the context; None: unchanged. Ranks are joined
+            even_batches: setting of prepared loaders inside the context; None leaves it unchanged. Ranks are joined
                 only if the setting is False.
 
         Raises:
-            RuntimeMisuse: there are several ranks, and one of ``joinables`` is not wrapped in DDP. In a sharded
-                training for which ``even_batches`` is enabled, a warning is shown instead.
+            RuntimeMisuse: there are several ranks, and one of ``joinables`` is not wrapped in DDP. If the training is
+                sharded and the Accelerator's ``even_batches`` is True, a warning is shown instead.
         """
         from hpcaccel.runtime.training.gradient_sync import join_uneven_inputs
 
         return join_uneven_inputs(self._setup, joinables, even_batches=even_batches)
 
     def free_memory(self, *objects: Any) -> tuple[None, ...]:
-        """Drop all references to prepared objects and free memory. ``a, b = accelerator.free_memory(a, b)`` drops the
-        script's references, too."""
+        """Drop hpcaccel's references to prepared objects, and free memory. ``a, b = accelerator.free_memory(a, b)``
+        drops the script's references, too."""
         self._session.forget()
         gc.collect()
         if self._session.group.device.type == "cuda":

@@ -108,16 +108,16 @@ class ProcessMixin(SessionMixin, ProcessInfo):
             tensor: tensors, in lists, tuples and dicts of any depth.
 
         Raises:
-            RuntimeMisuse: with several ranks: a leaf is not a tensor; the process group has been destroyed; shapes or
-                types differ, or some ranks do not make this call (without ``debug``, only the first calls with GPU
-                tensors are checked).
+            RuntimeMisuse: there are several ranks, and a leaf is not a tensor, the process group has been destroyed,
+                shapes or types differ, or some ranks do not make this call. Of the calls in which all tensors are on
+                GPUs, only the first few are checked, except with ``debug``.
         """
         from hpcaccel.runtime.distributed.collectives.gathering import gather
 
         return gather(tensor, self._group())
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """``gather``, without the samples that the loader in use has repeated to pad its last batch. Lists without
+        """Like ``gather``, but drop samples that the loader in use has repeated to pad its last batch. Lists without
         tensors are concatenated as objects; with several ranks, any other object becomes a list of all ranks' objects.
 
         Args:
@@ -135,7 +135,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         """Reduce all ranks' tensors, nested as in ``gather``, on every rank, and multiply by ``scale``.
 
         Args:
-            reduction: ``sum``, ``mean``, ``max``, or ``none`` for this rank's tensors.
+            reduction: ``sum``, ``mean`` or ``max``; with ``none`` each rank keeps its own tensors.
 
         Raises:
             RuntimeMisuse: as in ``gather``; ``reduction`` is unknown.

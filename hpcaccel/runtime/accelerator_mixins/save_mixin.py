@@ -65,16 +65,18 @@ class SaveMixin(SessionMixin):
     # -- model files -------------------------------------------------------------------------------------------------
 
     def save(self, obj: Any, f: Any, safe_serialization: bool = False) -> None:
-        """``torch.save`` on the main process, or on the first process of each node if the project configuration has
-        ``save_on_each_node``. If ``obj`` contains shards, they are gathered, and all ranks must call this.
+        """Write ``obj`` with ``torch.save`` on the main process or, if the project configuration sets
+        ``save_on_each_node``, on the first process of each node. If ``obj`` contains shards, they are gathered, and all
+        ranks must call this.
 
         Args:
-            f: a path, whose file is replaced atomically, or (without ``safe_serialization``) a file object.
-            safe_serialization: write a safetensors file instead; ``obj`` must be a dict of tensors by name.
+            f: a path, or a file object if ``safe_serialization`` is False. A file at the path is replaced atomically.
+            safe_serialization: whether to write a safetensors file instead; ``obj`` must then be a dict of tensors by
+                name.
 
         Raises:
             RuntimeMisuse: ``obj`` contains shards, and some ranks did not make this call; ``obj`` is a sharded module;
-                or with ``safe_serialization``: ``obj`` is not a dict of tensors, or safetensors is not installed.
+                or ``safe_serialization`` is True, and ``obj`` is not a dict of tensors or safetensors is not installed.
         """
         from hpcaccel.runtime.checkpointing import export_model
 
@@ -95,11 +97,12 @@ class SaveMixin(SessionMixin):
         Args:
             max_shard_size: maximum size of a file in bytes, or a string such as ``"10GB"``; a larger tensor gets its
                 own file.
-            safe_serialization: write safetensors files; False: ``torch.save`` files.
+            safe_serialization: whether to write safetensors files. If False, the files are written by ``torch.save``.
 
         Raises:
-            RuntimeMisuse: the model is sharded, and some ranks did not make this call; its state dict contains tensors
-                without values or other objects; ``save_directory`` is a file; safetensors is not installed.
+            RuntimeMisuse: the model is sharded, and some ranks did not make this call; the model's state dict contains
+                an object that is not a tensor, or a tensor without values; ``save_directory`` is a file; safetensors is
+                not installed.
             CheckpointError: on all ranks, if a sharded model could not be written.
         """
         from hpcaccel.runtime.checkpointing.model_weight_files import save_model
@@ -110,11 +113,11 @@ class SaveMixin(SessionMixin):
         )
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """The full, unsharded state dict. For a sharded model all ranks must call this; rank 0 gets the state dict in
-        CPU memory, the other ranks get an empty dict.
+        """The model's full, unsharded state dict. For a sharded model all ranks must call this: rank 0 gets the state
+        dict, with tensors in CPU memory, and the other ranks get an empty dict.
 
         Args:
-            unwrap: use the names of the model without wrappers.
+            unwrap: whether to use the parameter names of the model without wrappers.
 
         Raises:
             RuntimeMisuse: the model is sharded, and some ranks did not make this call.
@@ -126,7 +129,7 @@ class SaveMixin(SessionMixin):
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Include objects with ``state_dict`` and ``load_state_dict`` in checkpoints; pass the same on all ranks.
+        """Include objects with ``state_dict`` and ``load_state_dict`` in checkpoints. All ranks pass the same objects.
 
         Raises:
             RuntimeMisuse: an object lacks one of these methods.
@@ -154,16 +157,16 @@ class SaveMixin(SessionMixin):
         """Save all prepared and registered objects now. All ranks call this.
 
         Args:
-            output_dir: a directory, whose older checkpoints are not deleted; default: the run's checkpoint directory.
-                If the project configuration numbers checkpoints, the next numbered directory is used instead.
+            output_dir: directory to save in; older checkpoints in it are not deleted. By default, the run's checkpoint
+                directory. If the project configuration numbers checkpoints, the next numbered directory is always used.
             safe_serialization: ignored: hpcaccel's checkpoint format contains no pickles.
 
         Returns:
             The checkpoint's directory.
 
         Raises:
-            RuntimeMisuse: there is no directory; a keyword is unknown; rank 0 did not make this call, or the model is
-                sharded and another rank did not.
+            RuntimeMisuse: there is no directory; a keyword is unknown; rank 0 did not make this call; the model is
+                sharded, and another rank did not make this call.
             CheckpointError: on all ranks that made this call, if saving failed on any of them, or if the numbered
                 directory already exists.
         """
@@ -185,15 +188,15 @@ class SaveMixin(SessionMixin):
         batches then skips nothing further.
 
         Args:
-            input_dir: a checkpoint, or a directory of checkpoints, of which the newest is used; default: this
-                training's newest checkpoint.
+            input_dir: a checkpoint, or a directory of checkpoints, of which the newest is used. By default, this
+                training's newest checkpoint is used.
 
         Returns:
-            ``step``, ``epoch`` and ``path`` of the checkpoint.
+            An object with the attributes ``step``, ``epoch`` and ``path`` of the checkpoint.
 
         Raises:
-            RuntimeMisuse: without ``input_dir``, there is no checkpoint; a keyword is unknown; some ranks did not make
-                this call.
+            RuntimeMisuse: ``input_dir`` is not given, and this training has no checkpoint; a keyword is unknown; some
+                ranks did not make this call.
             CheckpointError: the checkpoint is missing, damaged, or belongs to other objects.
         """
         from hpcaccel.runtime import save_state as saving

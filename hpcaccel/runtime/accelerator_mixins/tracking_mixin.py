@@ -34,7 +34,7 @@ class TrackingMixin(SessionMixin):
 
     @property
     def log_with(self) -> list[Any]:
-        """The selected trackers that can be used: members of ``LoggerType``, names, objects."""
+        """The selected trackers that can be used, each as a member of ``LoggerType``, a name or an object."""
         return [] if self._session.tracking is None else list(self._session.tracking.wanted)
 
     @property
@@ -44,8 +44,8 @@ class TrackingMixin(SessionMixin):
 
     @property
     def logging_dir(self) -> str | None:
-        """Directory for trackers that write files: ``logging_dir`` of ``project_config``, ``project_dir``, or
-        ``trackers`` in the run directory."""
+        """Directory for trackers that write files. The first of these that is set: ``logging_dir`` of
+        ``project_config``, ``project_dir``, the folder ``trackers`` in the run directory."""
         given: str | None = getattr(self._project_config, "logging_dir", None) or self.project_dir
         run = self._session.place.run
         return given if given is not None or run is None else str(run.trackers)
@@ -58,21 +58,22 @@ class TrackingMixin(SessionMixin):
     ) -> None:
         """Start the trackers of ``log_with`` on rank 0. Before this call they neither connect nor write files.
 
-        After a requeue most trackers continue their runs (see their classes), unless ``init_kwargs`` select others.
+        After a requeue most trackers continue the runs that they had started (see the trackers' classes), unless
+        ``init_kwargs`` select other runs.
 
         Args:
             project_name: name of the trackers' project, experiment or directory.
             config: hyperparameters to store.
-            init_kwargs: keywords by tracker: ``{"wandb": {"tags": ["a"]}}``.
+            init_kwargs: keyword arguments by tracker, such as ``{"wandb": {"tags": ["a"]}}``.
         """
         self._hub().start(project_name, config, init_kwargs or {})
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """The tracker of this name. On ranks other than 0, without trackers, and for a tracker that cannot be used: an
-        object whose methods do nothing.
+        """The tracker ``name``. On ranks other than 0, if no tracker has started, or if this tracker cannot be used,
+        returns an object whose methods do nothing.
 
         Args:
-            unwrap: return the object of the tracker's package instead.
+            unwrap: whether to return the object of the tracker's own package instead, such as a W&B run.
 
         Raises:
             RuntimeMisuse: trackers have started, and no selected tracker has this name.
@@ -88,16 +89,16 @@ class TrackingMixin(SessionMixin):
         """Log values to the run's metrics and the trackers, on rank 0.
 
         Args:
-            values: numbers, strings, tensors of one element, dicts of these; other objects go to trackers only.
-            step: default: the number of completed optimizer steps, plus one between accumulation boundaries; at least
-                the largest step logged before. If a name has several values at one step, the last one counts
-                in the metrics and in W&B; TensorBoard shows all.
-            log_kwargs: keywords by tracker: ``{"wandb": {"commit": False}}``.
+            values: numbers, strings, tensors of one element, or dicts of these. Other objects go to trackers only.
+            step: step to log the values for. By default the number of completed optimizer steps, plus one between
+                accumulation boundaries, but not less than the largest step logged before. If a name has several values
+                at one step, the last value counts in the metrics and in W&B; TensorBoard shows all values.
+            log_kwargs: keyword arguments by tracker, such as ``{"wandb": {"commit": False}}``.
         """
         log_values(self._session, values, step, log_kwargs or {}, self._setup.accumulation)
 
     def end_training(self) -> None:
-        """End the training: write its outcome, leave the process group, finish the trackers. At the normal end of a
+        """End the training: write its outcome, leave the process group, and finish the trackers. At the normal end of a
         program hpcaccel does the same, but only flushes the trackers. All ranks must call this.
 
         If the script uses ``resume``, ``epochs``, ``steps`` or ``checkpoint``, steps that are not saved yet are saved.

@@ -36,7 +36,8 @@ class TrainingMixin(SessionMixin):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step, at least 1. Setting it to any other value raises RuntimeMisuse."""
+        """Number of micro-batches per optimizer step. Setting it to anything but a positive integer raises
+        RuntimeMisuse."""
         return self._setup.accumulation.steps
 
     @gradient_accumulation_steps.setter
@@ -61,7 +62,8 @@ class TrainingMixin(SessionMixin):
 
     @property
     def fp8_backend(self) -> str:
-        """Library of the fp8 recipe: ``AO``, ``TE`` or ``MSAMP``; no recipe: ``$ACCELERATE_FP8_BACKEND`` or ``NO``."""
+        """Library of the fp8 recipe: ``AO``, ``TE`` or ``MSAMP``. Without a recipe, the value of the variable
+        ``ACCELERATE_FP8_BACKEND``, or ``NO`` if it is not set."""
         recipe = self._session.handlers.fp8
         if recipe is None:
             return os.environ.get("ACCELERATE_FP8_BACKEND", "NO").upper()
@@ -73,8 +75,8 @@ class TrainingMixin(SessionMixin):
         return any(optimizer.step_was_skipped for optimizer in self._session.optimizers)
 
     def accumulate(self, *models: nn.Module) -> MicroBatch:
-        """Context of one micro-batch: gradients of ``models`` are reduced over the ranks if an optimizer step follows,
-        or with ``sync_each_batch``."""
+        """Context of one micro-batch: gradients of ``models`` are reduced over the ranks only if an optimizer step
+        follows or ``sync_each_batch`` is set."""
         return self._setup.micro_batch(models)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -86,7 +88,7 @@ class TrainingMixin(SessionMixin):
         return gradient_sync.trigger_sync_in_backward(model)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """``loss.backward(**kwargs)``, after dividing by the accumulation steps and scaling for fp16.
+        """Call ``loss.backward(**kwargs)``, after dividing the loss by the accumulation steps and scaling it for fp16.
 
         Args:
             loss: scalar loss of this rank's micro-batch, not divided by the number of micro-batches.
@@ -135,11 +137,11 @@ class TrainingMixin(SessionMixin):
         return clipping.clip_norm(self._setup, parameters, max_norm=max_norm, norm_type=norm_type)
 
     def clip_grad_value_(self, parameters: clipping.Parameters, clip_value: float) -> None:
-        """Clamp gradients to ±``clip_value``, at accumulation boundaries."""
+        """At accumulation boundaries, clamp gradients to the range from ``-clip_value`` to ``clip_value``."""
         clipping.clip_value(self._setup, parameters, limit=clip_value)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
-        """Under fp16, divide the gradients of prepared optimizers by the scale, at accumulation boundaries.
+        """Under fp16, at accumulation boundaries, divide the gradients of prepared optimizers by the loss scale.
 
         Args:
             optimizer: one prepared optimizer, a list of them, or None for all.
@@ -171,7 +173,8 @@ class TrainingMixin(SessionMixin):
         """Load the newest checkpoint into all prepared objects.
 
         Returns:
-            ``step``, ``epoch`` and ``path`` of the checkpoint; without a checkpoint 0, 0 and None.
+            An object with the attributes ``step``, ``epoch`` and ``path`` of the checkpoint. If there is no checkpoint,
+            they are 0, 0 and None.
 
         Raises:
             RuntimeMisuse: nothing has been prepared, or this program has already completed a training with this
@@ -183,12 +186,12 @@ class TrainingMixin(SessionMixin):
 
     def epochs(self, count: int) -> Iterator[int]:
         """Iterate over the numbers (from 0) of the remaining epochs out of ``count``. Calls ``resume`` if the script
-        has not. Saves, stops and errors are those of ``resume`` and ``checkpoint``."""
+        has not. Saves, stops and raises as ``resume`` and ``checkpoint`` do."""
         return self._session.loop.epochs(count)
 
     def steps(self, count: int) -> Iterator[int]:
         """Iterate over the numbers (from 0) of the remaining steps out of ``count``, without epochs. Calls ``resume``
-        if the script has not. Saves, stops and errors are those of ``resume`` and ``checkpoint``."""
+        if the script has not. Saves, stops and raises as ``resume`` and ``checkpoint`` do."""
         return self._session.loop.steps(count)
 
     def checkpoint(self) -> None:
@@ -197,7 +200,8 @@ class TrainingMixin(SessionMixin):
         Call it once per step.
 
         Raises:
-            SystemExit: with code 85, or 143 without a checkpoint directory, on all ranks at the same step.
+            SystemExit: on all ranks at the same step, if the run must stop and continue later. The exit code is 85, or
+                143 if there is no checkpoint directory.
             CheckpointError: the checkpoint could not be saved.
             RuntimeMisuse: the run has a checkpoint that the script has not loaded, or this program has already
                 completed a training with this checkpoint directory.

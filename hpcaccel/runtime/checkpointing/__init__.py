@@ -1,1 +1,1 @@
-"""Checkpoints that the training loop or the script saves, and model files for other programs."""
+"""Checkpoints that the training loop or the script saves and loads, and model files for other programs."""

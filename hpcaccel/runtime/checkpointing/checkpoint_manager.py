@@ -30,7 +30,7 @@ class CheckpointManager:
     """Saves and loads all prepared objects and the loop's counters. All ranks save and load together.
 
     Args:
-        place: names the directory of the run's checkpoints; if it names none, every ``save`` needs a ``directory``.
+        place: names the directory of the run's checkpoints. If there is none, every ``save`` needs a ``directory``.
     """
 
     def __init__(self, place: OutputLocation, group: RankGroup, settings: Settings, prepared: PreparedObjects) -> None:
@@ -50,7 +50,7 @@ class CheckpointManager:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a background save is not settled yet. Read at every step, so it must be cheap."""
+        """Whether a background save is not settled yet. Must be cheap, because the loop reads it at every step."""
         engine = self._run_engine
         return engine is not None and engine.background.pending is not None
 
@@ -68,15 +68,15 @@ class CheckpointManager:
         missing: Sequence[int] = (),
         background: bool = False,
     ) -> Path:
-        """Save the training state. A save into the run's checkpoints first waits for the background save in flight.
+        """Save the training state. Before a save into the run's checkpoints, wait for a background save in flight.
 
         Args:
             doubts: reasons why the checkpoint is not bit-exact; empty if it is.
-            directory: where to save; None: the run's checkpoints. The script's save hooks are called with this
+            directory: where to save; None means the run's checkpoints. The script's save hooks are called with this
                 directory; if it is None, with an empty directory whose files become part of the checkpoint.
-            missing: ranks that do not take part; if there are any, only rank 0 calls ``save``.
-            background: return once a snapshot is taken; see ``in_flight``. With save hooks, with ``missing``, or
-                without memory for the snapshot, return after the commit.
+            missing: ranks that do not take part. If there are any, only rank 0 calls ``save``.
+            background: whether to return once a snapshot is taken (see ``in_flight``). If there are save hooks or
+                missing ranks, or too little memory for the snapshot, the call returns after the commit anyway.
 
         Returns:
             The checkpoint's directory.
@@ -107,12 +107,12 @@ class CheckpointManager:
         )
 
     def progress(self) -> Progress:
-        """State of the background save on this rank."""
+        """Progress of the background save on this rank."""
         assert self._run_engine is not None
         return self._run_engine.progress()
 
     def settle(self, *, failed: bool) -> None:
-        """Finish the background save after all ranks have detected its end; see ``CheckpointEngine.settle``."""
+        """Finish the background save, after all ranks have seen that it has ended; see ``CheckpointEngine.settle``."""
         assert self._run_engine is not None
         self._run_engine.settle(failed=failed)
 
@@ -133,12 +133,12 @@ class CheckpointManager:
     # -- finding and loading
 
     def find(self) -> Path | None:
-        """The checkpoint to start from, the same on all ranks; None: start at step 0.
+        """The checkpoint to start from, the same on all ranks; None if the training starts at step 0.
 
-        A checkpoint that ``checkpoint.resume`` names is used only until the run has a checkpoint of its own.
+        If ``checkpoint.resume`` names a checkpoint, it is used only until the run has a checkpoint of its own.
 
         Raises:
-            CheckpointError: on all ranks, for the reasons in ``CheckpointEngine.find``.
+            CheckpointError: on all ranks, for the reasons that ``CheckpointEngine.find`` lists.
         """
         resume = self._settings.resume
         if self.directory is None or resume == "never":
@@ -151,12 +151,12 @@ class CheckpointManager:
         """``directory`` if it is a checkpoint, else the newest undamaged checkpoint in it.
 
         Raises:
-            CheckpointError: on all ranks, if there is none.
+            CheckpointError: on all ranks, if there is no such checkpoint.
         """
         return self._engine_of(directory).find(directory)
 
     def has_made(self, path: Path) -> bool:
-        """Whether this training has saved or loaded ``path``, a checkpoint of the run. Rank 0 decides for all ranks."""
+        """Whether this training has saved or loaded the run's checkpoint ``path``. All ranks get rank 0's answer."""
         return bool(self._group.from_main(self._engine_of(path.parent).has_made(path)))
 
     def load(
@@ -165,9 +165,9 @@ class CheckpointManager:
         """Restore all prepared objects and ``counters`` from a checkpoint.
 
         Args:
-            given: the directory that the script passed. The script's load hooks are called with it if the save hooks
-                wrote there, else with ``path``.
-            fall_back: if the checkpoint is damaged, load the newest good one that remains in its directory.
+            given: the directory that the script passed. The script's load hooks are called with this directory if the
+                save hooks wrote there, else with ``path``.
+            fall_back: whether to load the newest good checkpoint in the same directory if ``path`` is damaged.
 
         Raises:
             CheckpointError: on all ranks, if the checkpoint is damaged or belongs to another model, or a load hook
@@ -200,10 +200,10 @@ class CheckpointManager:
     # -- random states
 
     def random_state(self, loaded: LoadedCheckpoint) -> dict[str, Any]:
-        """The random state with which this rank continues: the checkpoint's state for this rank.
+        """The random state with which this rank continues: the state that the checkpoint contains for this rank.
 
-        Generators without a saved state are seeded from seed, data rank and step. This call seeds the global
-        generators.
+        Generators without a saved state get a seed derived from the training's seed, the data rank and the step. This
+        call also seeds the global generators.
         """
         from hpcaccel.checkpoint.training_state import fresh_rng
         from hpcaccel.runtime.rng.determinism import mix
@@ -245,7 +245,7 @@ class CheckpointManager:
         )
 
     def _record_save(self, save: Save) -> None:
-        """Append a committed save to the attempt's ``saves.jsonl``, if this is a run."""
+        """Append a committed save to the attempt's ``saves.jsonl``. Outside a run, do nothing."""
         if self._run is None:
             return
         from hpcaccel.core.records import to_dict

@@ -1,4 +1,4 @@
-"""State dicts and files for other programs: full tensors of models that may be sharded or wrapped."""
+"""State dicts and files for other programs, with the full tensors of models that may be sharded or wrapped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def holds_shards(value: Any) -> bool:
-    """Whether nested containers, or the parameters of a module, contain a DTensor."""
+    """Whether ``value`` contains a DTensor: in nested containers, or among the parameters of a module."""
     if isinstance(value, nn.Module):
         return any(is_dtensor(item) for item in value.parameters())
     if isinstance(value, Mapping):
@@ -47,10 +47,10 @@ def holds_shards(value: Any) -> bool:
 
 
 def meet_for_shards(group: RankGroup, settings: Settings, kind: str) -> None:
-    """Wait until all ranks have called ``kind``, before any of them blocks in a collective.
+    """Wait until all ranks have made the call ``kind``, before any of them blocks in a collective.
 
     Raises:
-        RuntimeMisuse: some ranks have not called it within the control timeout.
+        RuntimeMisuse: some ranks have not made the call within the control timeout.
     """
     from hpcaccel.runtime.checkpointing import save_participants
 
@@ -59,7 +59,7 @@ def meet_for_shards(group: RankGroup, settings: Settings, kind: str) -> None:
 
 
 def whole(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor | None:
-    """The full tensor of a DTensor in CPU memory, or None without ``keep``. Collective over the DTensor's ranks.
+    """A DTensor's full tensor, copied to CPU memory; None if ``keep`` is false. Collective over the DTensor's ranks.
 
     Other tensors are returned unchanged.
     """
@@ -70,10 +70,10 @@ def whole(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor | None:
 
 
 class Gatherer:
-    """Gathers every DTensor in nested containers, one after the other; without ``keep``, they become None.
+    """Gathers the DTensors in nested containers, one after the other. If ``keep`` is false, they become None.
 
-    Tied tensors are gathered once per name, because not every rank can detect that they are tied. The results are tied
-    again.
+    Tied tensors are gathered once per name, because not every rank can detect that they are tied. The gathered tensors
+    are then tied again.
     """
 
     def __init__(self, *, keep: bool) -> None:
@@ -104,11 +104,11 @@ class Gatherer:
 
 
 def get_state_dict(model: nn.Module, group: RankGroup, settings: Settings, *, unwrap: bool = True) -> dict[str, Any]:
-    """The model's full state dict. If the model is sharded, all ranks must call this: rank 0 gets the state dict in CPU
-    memory, the other ranks get an empty dict.
+    """The model's full state dict. If the model is sharded, all ranks must call this: rank 0 gets the state dict, with
+    tensors in CPU memory, and the other ranks get an empty dict.
 
     Args:
-        unwrap: use the names of the script's own module; False: the names of the wrapped module.
+        unwrap: whether to use the names of the script's own module, not those of the wrapped module.
 
     Raises:
         RuntimeMisuse: the model is sharded, and some ranks did not call this.
@@ -122,7 +122,7 @@ def get_state_dict(model: nn.Module, group: RankGroup, settings: Settings, *, un
 
 
 def named_state(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
-    """A state dict with the names of the script's own module."""
+    """The model's state dict, with the names of the script's own module."""
     from hpcaccel.checkpoint.training_state import public_name
 
     state = model.state_dict(keep_vars=keep_vars)
@@ -139,13 +139,13 @@ def save(
     """Write ``value`` on the main process. All ranks may call this; if ``value`` contains shards, all must.
 
     Args:
-        file: a path (the file appears complete or not at all), or, without ``safe``, a file object.
-        safe: write a safetensors file; ``value`` must be a dict of tensors by name.
-        on_each_node: write on the first process of every node instead.
+        file: a path, or a file object if ``safe`` is false. At a path, the file appears complete or not at all.
+        safe: whether to write a safetensors file; ``value`` must then be a dict of tensors by name.
+        on_each_node: whether to write on the first process of every node instead.
 
     Raises:
-        RuntimeMisuse: ``value`` contains shards, and some ranks did not call this; or ``value`` is a sharded module, or
-            does not fit the format; or safetensors is not installed.
+        RuntimeMisuse: ``value`` contains shards, and some ranks did not call this; ``value`` is a sharded module, or
+            does not fit the format; safetensors is not installed.
     """
     writes = group.env.local_rank == 0 if on_each_node else group.is_main
     if holds_shards(value):
@@ -173,7 +173,7 @@ def save(
 
 
 def _safetensors_writer(value: Any) -> Callable[[Path], None]:
-    """A function that writes ``value`` to a path.
+    """A function that writes ``value`` to a path, as a safetensors file.
 
     Raises:
         RuntimeMisuse: ``value`` is not a dict of tensors by name.
@@ -190,7 +190,7 @@ def _safetensors_writer(value: Any) -> Callable[[Path], None]:
 
 
 def write_safetensors(tensors: Mapping[str, torch.Tensor], path: Path, **metadata: str) -> None:
-    """Write a safetensors file.
+    """Write ``tensors`` and ``metadata`` to a safetensors file.
 
     Raises:
         RuntimeMisuse: safetensors is not installed.
@@ -228,7 +228,8 @@ def open_safetensors(path: Path, device: str = "cpu") -> Any:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; at the end the file is synced and renamed to ``path``."""
+    """Yield a temporary path beside ``path``. At the end of the block, sync the file written there, and rename it to
+    ``path``."""
     from hpcaccel.core.durable_files import fsync_directory
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -247,8 +248,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``state_dict`` that safetensors can store: tied tensors only under their first name, overlapping
-    tensors copied, all tensors contiguous."""
+    """A copy of ``state_dict`` that safetensors can store: it contains tied tensors only under their first name, copies
+    of tensors whose memory overlaps, and only contiguous tensors."""
     kept: dict[str, Any] = {}
     storages: dict[int, list[torch.Tensor]] = {}
     for name, tensor in state_dict.items():
@@ -264,7 +265,7 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def share_memory_with(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are tied: the same memory, shape, strides and dtype."""
+    """Whether two tensors are tied: they have the same memory, shape, strides and dtype."""
     return (
         one.data_ptr() == other.data_ptr()
         and one.shape == other.shape

@@ -1,4 +1,4 @@
-"""Loads weights from files written by ``save_model`` or the Hugging Face libraries, without running code in them."""
+"""Loads weights from files that ``save_model`` or Hugging Face libraries have written. No code in the files is run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["load_checkpoint_in_model", "load_state_dict"]
 
 
 def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = None) -> dict[str, Any]:
-    """The tensors of one file: a ``.safetensors`` file or a ``torch.save`` file.
+    """The tensors in one file, which is a ``.safetensors`` file or was written by ``torch.save``.
 
     Args:
-        device_map: None or ``{"": device}``, the device of all tensors.
+        device_map: ``{"": device}`` with the device for all tensors; None means the CPU.
 
     Raises:
         CheckpointError: the file does not exist, or cannot be read.
-        RuntimeMisuse: ``device_map`` has several devices.
+        RuntimeMisuse: ``device_map`` contains several devices.
     """
     path = Path(checkpoint_file)
     device = _only_device(device_map)
@@ -76,15 +76,16 @@ def load_checkpoint_in_model(
 
     Args:
         checkpoint: a file, an ``.index.json``, or a directory with either.
-        device_map: None or ``{"": device}``; no effect, since the parameters stay on their devices.
-        offload_folder, dtype: not supported.
+        device_map: None or ``{"": device}``. Has no effect, because the parameters stay on their devices.
+        offload_folder, dtype: not supported; must be None.
         strict: whether missing and unexpected names are an error.
-        others: some further keywords of Accelerate, which have no effect here.
+        others: some more of Accelerate's keywords, which have no effect here.
 
     Raises:
-        CheckpointError: there is no such file, a file cannot be read, or shapes (with ``strict`` also names) differ.
-        RuntimeMisuse: an ``offload_folder``, a ``dtype``, an unknown keyword or several devices are given; or as in
-            ``load_sharded``.
+        CheckpointError: there is no such file; a file cannot be read; shapes differ; names differ, and ``strict`` is
+            true.
+        RuntimeMisuse: an ``offload_folder``, a ``dtype``, an unknown keyword or several devices are given; or for the
+            reasons that ``load_sharded`` lists.
     """
     _only_device(device_map)
     if offload_folder is not None or dtype is not None:
@@ -116,7 +117,7 @@ _HARMLESS = {
 
 
 def _pickled(path: Path) -> Iterator[Path]:
-    """The ``torch.save`` files at ``path``, if the checkpoint has this format."""
+    """The files of a checkpoint in the format of ``torch.save``; nothing if ``path`` has another format."""
     if path.is_dir():
         if any(SAFE.owns(item.name) for item in path.iterdir()):
             return
@@ -129,7 +130,7 @@ def _pickled(path: Path) -> Iterator[Path]:
 
 
 def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> None:
-    """Load one file after the other; a sharded model loads its shard of each tensor."""
+    """Load one file after the other. A sharded model gets only this rank's shard of each tensor."""
     targets = named_state(model, keep_vars=True)
     filled: set[int] = set()
     unexpected: list[str] = []

@@ -1,8 +1,8 @@
-"""``save_model``: a model's weights in files with the names and the format of the Hugging Face libraries.
+"""``save_model``: writes a model's weights to files with the names and the format of the Hugging Face libraries.
 
-The file is ``model.safetensors``, or the files are ``model-00001-of-00003.safetensors`` and so on with
-``model.safetensors.index.json``; in torch's format, ``pytorch_model.bin`` and so on. A sharded model is gathered file
-by file, so that rank 0 never has the tensors of several files in memory.
+A single file is named ``model.safetensors``. Several files are named ``model-00001-of-00003.safetensors`` and so on,
+with the index ``model.safetensors.index.json``. In torch's format the names begin with ``pytorch_model`` and end in
+``.bin``. A sharded model is gathered file by file, so that rank 0 never has the tensors of several files in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROGRESS_AFTER_SECONDS = 5.0
 
 
 class WeightEntry(NamedTuple):
-    """A tensor with its first name; ``ties`` are its other names."""
+    """A tensor with its first name. ``ties`` contains its other names, if it is tied."""
 
     name: str
     tensor: torch.Tensor
@@ -61,17 +61,17 @@ def save_model(
 ) -> None:
     """Write the model's weights to ``directory``. Files from an earlier call in the same format are replaced.
 
-    All ranks may call it; for a sharded model all must.
+    All ranks may call this; if the model is sharded, all must.
 
     Args:
         max_shard_size: maximum size of a file in bytes, or a string such as ``"10GB"``; a larger tensor gets its own
             file.
-        safe: write safetensors files; False: ``torch.save`` files.
+        safe: whether to write safetensors files. If false, the files are written by ``torch.save``.
 
     Raises:
-        RuntimeMisuse: the model is sharded, and some ranks did not call this; the state dict contains tensors without
-            values or other objects; ``directory`` is a file; ``max_shard_size`` is not a size; safetensors is not
-            installed.
+        RuntimeMisuse: the model is sharded, and some ranks did not call this; the state dict contains an object that is
+            not a tensor, or a tensor without values; ``directory`` is a file; ``max_shard_size`` is not a size;
+            safetensors is not installed.
         CheckpointError: on all ranks, if a sharded model could not be written.
     """
     if directory.is_file():
@@ -101,7 +101,8 @@ def _alone(work: Any) -> None:
 
 
 def _together(group: RankGroup) -> Any:
-    """A function that runs work on rank 0. All ranks raise its errors; otherwise they would wait in the next gather."""
+    """A function that runs work on rank 0. If the work fails, all ranks raise the error: otherwise the other ranks
+    would wait in the next gather."""
     from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 
     ranks = CheckpointRanks(rank=group.rank, world_size=group.world_size, group=group.control)
@@ -109,7 +110,7 @@ def _together(group: RankGroup) -> Any:
 
 
 def _entries(model: nn.Module) -> list[WeightEntry]:
-    """Parameters and persistent buffers, in order, each once.
+    """The model's parameters and persistent buffers, in order, each only once.
 
     Raises:
         RuntimeMisuse: a value is on the meta device, or is not a tensor.
@@ -134,7 +135,7 @@ def _entries(model: nn.Module) -> list[WeightEntry]:
 
 
 class _Writer:
-    """Writes files with temporary names, and renames them when all are complete."""
+    """Writes files under temporary names, and renames them when all of them are complete."""
 
     def __init__(self, directory: Path, total_bytes: int) -> None:
         self._directory = directory
@@ -158,7 +159,7 @@ class _Writer:
         self._print_progress(name)
 
     def publish(self, form: Form, files: dict[str, list[WeightEntry]]) -> None:
-        """Rename the files, write the index if there are several, then remove the files from an earlier save."""
+        """Rename the files, write the index if there are several files, then remove the files of an earlier save."""
         for name in files:
             os.replace(self._temporary(name), self._directory / name)
         written = set(files)
@@ -183,5 +184,5 @@ class _Writer:
 
 
 def _names(entry: WeightEntry, form: Form) -> list[str]:
-    """The names under which a file contains the tensor. A safetensors file contains each tensor only once."""
+    """The names under which files in the format ``form`` contain the tensor. Safetensors files have only the first."""
     return [entry.name] if form is SAFE else [entry.name, *entry.ties]

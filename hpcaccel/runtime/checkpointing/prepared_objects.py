@@ -26,8 +26,10 @@ Hooks = dict[int, Callable[..., Any]]
 
 @dataclass
 class PreparedObjects:
-    """The prepared objects in order (wrapped models, the user's own optimizers and schedulers, loaders), the registered
-    objects and the hooks."""
+    """The prepared objects in order of preparation, the registered objects, and the hooks.
+
+    Models and loaders are the prepared ones; optimizers and schedulers are the script's own.
+    """
 
     models: list[nn.Module] = field(default_factory=list)
     optimizers: list[Optimizer] = field(default_factory=list)
@@ -50,7 +52,7 @@ class PreparedObjects:
         """Add objects that are saved and restored with the training. An object that is already registered is skipped.
 
         Raises:
-            RuntimeMisuse: objects lack ``state_dict`` or ``load_state_dict``; the message lists all of them.
+            RuntimeMisuse: some objects lack ``state_dict`` or ``load_state_dict``. The message lists these objects.
         """
         objects = list(objects)
         wrong = [
@@ -92,10 +94,10 @@ class PreparedObjects:
         )
 
     def run_save_hooks(self, directory: str) -> frozenset[int]:
-        """Call each ``hook(models, weights, directory)``; ``weights`` are the models' state dicts.
+        """Call each ``hook(models, weights, directory)``, with the models' state dicts as ``weights``.
 
         Returns:
-            Positions of the models that a hook removed from either list: the hook saved them itself.
+            Positions of the models that a hook removed from either list because it saved them itself.
         """
         models = list(self.models)
         weights = [model.state_dict() for model in models]
@@ -113,7 +115,7 @@ class PreparedObjects:
         """Call each ``hook(models, directory)``.
 
         Returns:
-            Positions of the models that a hook removed from the list: the hook loaded them itself.
+            Positions of the models that a hook removed from the list because it loaded them itself.
         """
         models = list(self.models)
         for hook in self.load_hooks.values():
@@ -123,7 +125,7 @@ class PreparedObjects:
 
 
 def add_hook(hooks: Hooks, hook: Callable[..., Any]) -> RemovableHandle:
-    """Add ``hook`` to ``hooks``; ``remove()`` of the returned handle removes it."""
+    """Add ``hook`` to ``hooks``. The returned handle's ``remove()`` removes it again."""
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle

@@ -23,7 +23,7 @@ class NumberedCheckpoints:
     """The numbered checkpoints in one directory.
 
     Args:
-        configuration: the script's ``ProjectConfiguration``; its ``iteration`` numbers the next checkpoint.
+        configuration: the script's ``ProjectConfiguration``; its ``iteration`` is the number of the next checkpoint.
     """
 
     def __init__(self, configuration: Any, directory: Path) -> None:
@@ -49,15 +49,15 @@ class NumberedCheckpoints:
             )
 
     def saved(self, path: Path) -> None:
-        """Set the number of the next checkpoint after ``path`` was saved."""
+        """After ``path`` was saved, set the number of the next checkpoint."""
         self._configuration.iteration = _number(path) + 1
 
     def loaded(self) -> None:
-        """Set the number of the next checkpoint to a free one after a checkpoint was loaded."""
+        """After a checkpoint was loaded, set the number of the next checkpoint to a number that is free."""
         self._configuration.iteration = max(self._configuration.iteration, self._highest() + 1)
 
     def prune(self, newest: Path) -> None:
-        """Delete the oldest checkpoints beyond ``total_limit``, except ``newest`` and pinned ones. Logs errors."""
+        """Delete the oldest checkpoints beyond ``total_limit``, except ``newest`` and pinned ones. Log errors."""
         limit = self._configuration.total_limit
         if limit is None:
             return
@@ -82,7 +82,8 @@ class NumberedCheckpoints:
 
 
 def newest_first(directories: list[Path]) -> list[Path]:
-    """The committed checkpoints in these directories, highest step first; at equal steps, later directories first."""
+    """The committed checkpoints in these directories, highest step first. If steps are equal, the checkpoint in the
+    later directory comes first."""
     found = [
         (item.step, index, item.path)
         for index, place in enumerate(directories)

@@ -1,4 +1,4 @@
-"""Determines the ranks that take part in the script's save or load: all ranks, or only those that make the call.
+"""Determines which ranks take part in a save or load of the script: all ranks, or only those that make the call.
 
 Many tutorials save under ``if accelerator.is_main_process``. A collective there would wait for ranks that never make
 the call. Therefore the ranks first exchange their calls through the store: each rank writes its call, and rank 0 waits
@@ -36,7 +36,7 @@ class CollectiveCall(NamedTuple):
     kind: str
     """The name of the call, such as ``save_state()``."""
     where: str
-    """The directory that the script passed, or empty."""
+    """The directory that the script passed; empty if it passed none."""
     step: int
     stack: list[str]
 
@@ -45,8 +45,8 @@ class CollectiveCall(NamedTuple):
         return self.stack[0] if self.stack else "an unknown line"
 
     def is_same(self, other: CollectiveCall) -> bool:
-        """Whether both are the same call. Calls from the same line and step may have different directories (the names
-        may contain the time); rank 0's is used."""
+        """Whether both ranks have made the same call. Calls from the same line at the same step may have different
+        directories, whose names may contain the time; rank 0's directory is used."""
         same_line = (self.stack, self.step) == (other.stack, other.step)
         return self.kind == other.kind and (self.where == other.where or same_line)
 
@@ -61,7 +61,7 @@ class ParticipantTable(NamedTuple):
     meeting: int
     missing: list[int]
     where: str
-    """The directory that rank 0 passed; for a rank that calls too late, its own."""
+    """The directory that rank 0 passed; for a rank that called too late, the directory that this rank passed."""
 
     @property
     def complete(self) -> bool:
@@ -79,11 +79,11 @@ class SaveParticipants:
         self._calls = dict.fromkeys(range(group.world_size), 0)
         """Number of calls made by each rank. Only rank 0 counts the calls of other ranks."""
         self._settled = dict.fromkeys(range(group.world_size), 0)
-        """The last meeting that each rank took part in, or was too late for."""
+        """For each rank, the last meeting that it took part in or was too late for."""
         self._meetings = 0
         self._past: list[tuple[int, CollectiveCall]] = []
         self._unattended: set[tuple[str, ...]] = set()
-        """Call sites where no other rank made the call the last time."""
+        """Call sites at which, the last time, only rank 0 made the call."""
 
     def attend(self, call: CollectiveCall, *, needs_all: bool, patience: float, limit: float) -> ParticipantTable:
         """Determine which ranks make the same call.
@@ -94,7 +94,7 @@ class SaveParticipants:
             limit: maximum seconds that the other ranks wait for rank 0.
 
         Raises:
-            RuntimeMisuse: rank 0 is missing; or another rank is missing and ``needs_all`` is set.
+            RuntimeMisuse: rank 0 is missing, or ``needs_all`` is true and another rank is missing.
         """
         if self._rank == 0:
             return self._lead(call, needs_all=needs_all, patience=patience)
@@ -105,10 +105,10 @@ class SaveParticipants:
         self._store.set(f"attend/result/{meeting}", json.dumps([done, problem]))
 
     def result(self, meeting: int, *, limit: float) -> str:
-        """Rank 0's result of an incomplete meeting.
+        """On ranks other than 0, wait for the result of rank 0's save in an incomplete meeting, and return it.
 
         Args:
-            limit: seconds to wait.
+            limit: maximum seconds to wait.
 
         Raises:
             CheckpointError: rank 0's save failed, or there is no result within the limit.
@@ -138,7 +138,8 @@ class SaveParticipants:
         return ParticipantTable(self._meetings, missing, call.where)
 
     def _collect_calls(self, call: CollectiveCall, patience: float) -> tuple[list[int], dict[int, CollectiveCall]]:
-        """Wait up to ``patience`` seconds for the other ranks. Returns ranks in this call, and other ranks' calls."""
+        """Wait up to ``patience`` seconds for the other ranks. Returns the ranks that have made this call, and the
+        calls of the ranks that wait in another call."""
         here: list[int] = []
         elsewhere: dict[int, CollectiveCall] = {}
 
@@ -157,7 +158,7 @@ class SaveParticipants:
         return here, elsewhere
 
     def _current_call(self, rank: int) -> CollectiveCall | None:
-        """The call in which ``rank`` is waiting, or None. Calls made too late are skipped."""
+        """The call in which ``rank`` is waiting; None if it is in no call. Calls made too late are skipped."""
         while self._store.check([self._key(rank)]):
             call = _read(self._store.get(self._key(rank)))
             late = self._too_late(rank, call, self._past)
@@ -229,7 +230,8 @@ class SaveParticipants:
 
     @staticmethod
     def _wait(condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until ``condition`` is true; False after ``seconds``. The condition is checked at least once."""
+        """Wait until ``condition()`` is true. Returns False if that takes longer than ``seconds``. The condition is
+        checked at least once."""
         deadline, pause = time.monotonic() + seconds, FIRST_PAUSE_SECONDS
         while not condition():
             if time.monotonic() >= deadline:
@@ -258,7 +260,7 @@ _latest: tuple[Any, SaveParticipants] | None = None
 
 
 def participants_of(group: RankGroup) -> SaveParticipants:
-    """The meetings of this group of ranks: one object per process, replaced if the group has a new store."""
+    """The meetings of this group of ranks. There is one object per process, replaced if the group has a new store."""
     global _latest
     if _latest is None or _latest[0] is not group.store:
         _latest = (group.store, SaveParticipants(group))

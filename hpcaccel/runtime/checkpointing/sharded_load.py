@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class LoadedWeights(NamedTuple):
-    """Missing and unexpected names, like the result of torch's ``load_state_dict``."""
+    """The missing and the unexpected names, as in the result of torch's ``load_state_dict``."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
@@ -33,21 +33,21 @@ class LoadedWeights(NamedTuple):
 def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> LoadedWeights:
     """Load weights into a prepared or plain model, in place. All ranks call this.
 
-    Parameters on the meta device are allocated first. Values are cast to the parameters' dtype. The file
-    needs to contain only one of several tied parameters.
+    Parameters on the meta device are allocated first. Values are cast to the parameters' dtype. Of parameters that are
+    tied, the files need to contain only one.
 
     Args:
-        path: a ``.safetensors`` file, an ``.index.json``, or a directory with either (``model.safetensors``,
-            ``model.safetensors.index.json``).
+        path: a ``.safetensors`` file, an ``.index.json``, or a directory with either, such as ``model.safetensors`` or
+            ``model.safetensors.index.json``.
         strict: whether missing and unexpected names are an error.
 
     Returns:
-        Missing and unexpected names.
+        The missing and the unexpected names.
 
     Raises:
-        CheckpointError: there is no such file, a file cannot be read, shapes (with ``strict`` also names) differ, or
-            safetensors is not installed.
-        RuntimeMisuse: a module on the meta device has non-persistent buffers, but no ``reset_parameters``.
+        CheckpointError: there is no such file; a file cannot be read; shapes differ; names differ, and ``strict`` is
+            true; safetensors is not installed.
+        RuntimeMisuse: a module on the meta device has non-persistent buffers but no ``reset_parameters`` method.
     """
     files = _files(Path(path))
     if meta_device.is_empty(model):
@@ -73,7 +73,7 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
 
 
 def mismatch(path: str | Path, missing: Sequence[str], unexpected: Sequence[str]) -> CheckpointError:
-    """The error for a checkpoint whose names differ from the model's."""
+    """The error for a checkpoint whose parameter names differ from the model's."""
     lists = {"missing from": missing, "only in": unexpected}
     found = "; ".join(f"{what} the checkpoint: {shortened(names, 5)}" for what, names in lists.items() if names)
     return CheckpointError(
@@ -82,10 +82,10 @@ def mismatch(path: str | Path, missing: Sequence[str], unexpected: Sequence[str]
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """The file of each tensor, by name.
+    """For each tensor's name, the file that contains the tensor.
 
     Raises:
-        CheckpointError: there is no such file, or it has another format.
+        CheckpointError: ``path`` does not exist, or is not a safetensors file, an index, or a directory with either.
     """
     if path.is_dir():
         found = [path / name for name in (INDEX, SINGLE) if (path / name).is_file()]
@@ -114,7 +114,7 @@ def _indexed(path: Path) -> dict[str, Path]:
 
 
 def _device(model: nn.Module) -> torch.device:
-    """The device of the model's tensors that are not on the meta device, else this rank's device."""
+    """The device of the model's first tensor that is not on the meta device; this rank's device if there is none."""
     for tensor in [*model.parameters(), *model.buffers()]:
         if not tensor.is_meta:
             return tensor.device
@@ -125,7 +125,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _wanted(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
-    """Parameters and persistent buffers, each with all of its names."""
+    """The model's parameters and persistent buffers, each with all of its names: pairs (names, tensor)."""
     from hpcaccel.checkpoint.training_state import public_name
 
     found: dict[int, tuple[list[str], torch.Tensor]] = {}
@@ -136,7 +136,7 @@ def _wanted(model: nn.Module) -> list[tuple[list[str], torch.Tensor]]:
 
 
 def _fill(tensor: torch.Tensor, stored: Any, name: str, file: Path) -> None:
-    """Read this rank's shard of ``tensor``.
+    """Read this rank's shard of ``tensor`` from ``stored``.
 
     Raises:
         CheckpointError: the shapes differ.

@@ -1,1 +1,1 @@
-"""Prepared DataLoaders: each rank's part of the data, and positions within an epoch that can be saved and resumed."""
+"""Prepared DataLoaders: each reads this rank's part of the data, and can be saved and resumed within an epoch."""

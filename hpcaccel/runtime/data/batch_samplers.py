@@ -1,4 +1,4 @@
-"""Samplers for training scripts: a seedable random order, one rank's batches, and all but the first batches."""
+"""Samplers for training scripts: for a seeded random order, for one rank's batches, and for skipping first batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class SeedableRandomSampler(RandomSampler):
     """A random order that depends only on a seed and the epoch's number.
 
     Args:
-        data_seed: the seed; epoch e is drawn with ``data_seed + e``. Default: torch's current initial seed.
+        data_seed: the seed. The order of epoch e is drawn with the seed ``data_seed + e``. The default is torch's
+            current initial seed.
         args, kwargs: arguments of ``RandomSampler``. A ``generator`` is seeded again in each epoch.
     """
 
@@ -52,13 +53,14 @@ class BatchSamplerShard(Sampler[Any]):
     """One rank's batches of a batch sampler that every rank iterates over.
 
     Args:
-        split_batches: divide each batch among the ranks, instead of assigning whole batches.
-        even_batches: fill up an incomplete last round with the first samples, so that all ranks get the same number of
-            batches.
+        split_batches: whether to divide each batch among the ranks, instead of assigning whole batches.
+        even_batches: whether to fill up an incomplete last round with the first samples, so that all ranks get the same
+            number of batches.
 
     Raises:
-        RuntimeMisuse: with several processes, ``split_batches`` or ``even_batches`` is set, but the sampler has no
-            batch size; or ``split_batches`` is set, but the batch size is not a multiple of ``num_processes``.
+        RuntimeMisuse: there are several processes, and ``split_batches`` or ``even_batches`` is set although the
+            sampler has no batch size, or ``split_batches`` is set although the batch size is not a multiple of
+            ``num_processes``.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class BatchSamplerShard(Sampler[Any]):
 
     @property
     def total_length(self) -> int:
-        """Number of batches of the whole batch sampler."""
+        """Number of batches in the whole batch sampler, for all ranks together."""
         return len(self.batch_sampler)
 
     def set_epoch(self, epoch: int) -> None:
@@ -154,26 +156,27 @@ class LoaderShard(BatchSamplerShard):
 
 
 def seedable_order(batch_sampler: Any, seed: int, epoch: int) -> Any:
-    """``batch_sampler``, or, if it is a plain ``BatchSampler`` of a ``RandomSampler``, a copy of it that uses a
-    ``SeedableRandomSampler``."""
+    """If ``batch_sampler`` is a plain ``BatchSampler`` of a ``RandomSampler``, a copy that uses a
+    ``SeedableRandomSampler`` instead; otherwise ``batch_sampler`` itself."""
     inner = getattr(batch_sampler, "sampler", None)
     if type(batch_sampler) is not BatchSampler or type(inner) is not RandomSampler:
         return batch_sampler
-    # _num_samples is the constructor's argument, which may be None; num_samples never is.
+    # _num_samples is the constructor's argument and may be None, whereas num_samples is always a number.
     sampler = SeedableRandomSampler(inner.data_source, inner.replacement, inner._num_samples, data_seed=seed)
     sampler.set_epoch(epoch)
     return BatchSampler(sampler, batch_sampler.batch_size, batch_sampler.drop_last)
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-    """A loader without the first batches of every iteration.
+    """A loader that skips the first batches of every iteration.
 
-    The skipped samples of map-style data are not read, except to fill up the last round of a prepared loader; those of
-    an iterable dataset are read and discarded. If ``dataloader`` is a prepared loader, the result is a view that shares
-    its epochs; in an epoch that a resume continues, the view starts at the checkpoint's position and skips nothing.
+    The skipped samples of map-style data are not read, except to fill up the last round of a prepared loader. The
+    skipped samples of an iterable dataset are read and discarded. If ``dataloader`` is a prepared loader, the result is
+    a view with the same epochs. In an epoch that a resume continues, the view starts at the checkpoint's position and
+    skips nothing.
 
     Args:
-        num_batches: number of batches of this rank to skip.
+        num_batches: how many of this rank's batches to skip.
 
     Raises:
         RuntimeMisuse: ``num_batches`` is negative, or ``dataloader`` is not a DataLoader.
@@ -241,7 +244,7 @@ class SkipBatchSampler(Sampler[Any]):
 
 
 class _SkippingLoader(DataLoader[Any]):
-    """A loader that reads a stream from its beginning and discards the first batches."""
+    """A loader that reads a stream from the beginning, and discards the first batches."""
 
     def __init__(self, whole: DataLoader[Any], skipped: int) -> None:
         self.__dict__.update(whole.__dict__)

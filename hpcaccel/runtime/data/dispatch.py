@@ -2,7 +2,7 @@
 
 Each round (see ``sharding``) is a scatter of seven integers and, if there are tensors, a scatter of bytes. The tensors
 of a rank's part lie in one buffer, and the receiver's tensors are views of this buffer. The layouts of the parts are
-sent only when one has changed. Sparse and quantized tensors are sent as part of the layout.
+sent only if one of them has changed. Sparse and quantized tensors are sent inside the layout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class _Slot:
-    """Stands for a tensor in a layout: its dtype, its shape and its offset in the buffer, in bytes."""
+    """Stands for a tensor in a layout: dtype, shape, and offset in the buffer in bytes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -40,10 +40,11 @@ class _Slot:
 
 
 class Dispatcher:
-    """Rank 0's end (``send``, ``wait``, ``fail``, ``end``) and the other ranks' end (``receive``) of the scatters.
+    """Carries out the scatters: rank 0 calls ``send``, ``wait``, ``fail`` and ``end``, the other ranks ``receive``.
 
     Args:
-        to_device: scatter the bytes between the ranks' devices, and return batches on them. If false, use the CPU.
+        to_device: whether to scatter the bytes between the ranks' devices and return batches there. If false, batches
+            stay on the CPU.
     """
 
     def __init__(self, group: RankGroup, *, to_device: bool) -> None:
@@ -59,16 +60,17 @@ class Dispatcher:
         return self._group.rank == 0
 
     def begin(self) -> None:
-        """Start an iteration. Its first round sends the layouts again."""
+        """Start an iteration, whose first round sends the layouts in any case."""
         self._sent, self._layout = [], None
 
     # -- the rank that reads ----------------------------------------------------------------------------------------
 
     def send(self, parts: list[RankBatch | None], last: list[bool]) -> RankBatch | None:
-        """Send each rank its part and whether that is the rank's last one. Returns this rank's own part.
+        """Send each rank its part, and whether this is the rank's last part. Returns this rank's own part.
 
         Args:
-            parts: one for each data rank; None for a rank that gets no batch in this round.
+            parts: for each data rank, its part; None for a rank that gets no batch in this round.
+            last: for each data rank, whether the part is its last one.
         """
         copies = self._group.world_size // self._group.data_size
         spread = [part for part in parts for _ in range(copies)]
@@ -96,11 +98,11 @@ class Dispatcher:
         self._send_code(_END)
 
     def wait(self) -> None:
-        """Send a message after which the receivers wait again: without any message their collective would time out."""
+        """Tell the receivers to go on waiting: without any message their collective would time out."""
         self._send_code(_WAIT)
 
     def fail(self, error: Exception) -> None:
-        """Make the receiving ranks raise an error with the text of ``error``, which reading on this rank raised."""
+        """Make the receiving ranks raise an error with the text of ``error``, which this rank raised while reading."""
         self._send_code(_ERROR)
         kind = "misuse" if isinstance(error, RuntimeMisuse) else "error"
         text = str(error) if kind == "misuse" else f"{type(error).__name__}: {error}"
@@ -112,10 +114,10 @@ class Dispatcher:
     # -- the ranks that receive -------------------------------------------------------------------------------------
 
     def receive(self) -> tuple[RankBatch | None, bool] | None:
-        """This rank's part, and whether it is the rank's last one; None after the last round.
+        """Returns this rank's part, and whether this is the rank's last part; None after the last round.
 
         Raises:
-            HpcaccelError: reading failed on rank 0. A RuntimeMisuse of rank 0 is raised as RuntimeMisuse.
+            HpcaccelError: rank 0 could not read the data. If rank 0 raised RuntimeMisuse, this rank raises it, too.
         """
         code = _WAIT
         while code == _WAIT:
@@ -196,7 +198,8 @@ def _number(value: int) -> int | None:
 
 
 def _lay_out(batch: Any) -> tuple[Any, list[torch.Tensor], int]:
-    """The layout (``batch`` with slots for its dense tensors), these tensors, and the size of their buffer in bytes."""
+    """Returns the layout (``batch`` with slots in place of its dense tensors), a list of these tensors, and the size of
+    their buffer in bytes."""
     tensors: list[torch.Tensor] = []
     size = 0
 

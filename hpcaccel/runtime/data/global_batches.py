@@ -1,4 +1,5 @@
-"""Division of collated batches: in each round (see ``sharding``), every rank gets a whole batch or some samples."""
+"""Division of collated batches among ranks: in each round (see ``sharding``), a rank gets a whole batch or some of the
+samples."""
 
 from __future__ import annotations
 
@@ -19,40 +20,41 @@ SliceFn = Callable[..., Any]
 
 @dataclass(frozen=True)
 class RankBatch:
-    """A batch of one rank and how many samples it has."""
+    """One rank's batch, and the number of its samples."""
 
     batch: Any
     samples: int | None
-    """Number of samples in the batch; None: unknown."""
+    """Number of samples in the batch; None if unknown."""
     valid: int | None = None
-    """Number of leading samples that are not repetitions; None: no repetitions."""
+    """How many leading samples of the batch are not repetitions; None if no sample is repeated."""
 
 
 @dataclass
 class FillBatch:
-    """The samples that fill up an incomplete round: those of the epoch's first batch, or of the round itself."""
+    """Which samples fill up an incomplete round: samples of the epoch's first batch, or of the round itself."""
 
     first: Any = None
-    """The epoch's first batch; None: the first batch that this iteration reads."""
+    """The epoch's first batch. If None, it is set to the first batch that this iteration reads."""
     from_round: bool = False
-    """Use samples of the round itself, for data whose first batch cannot be read again."""
+    """Whether to use samples of the round itself, because the epoch's first batch cannot be read again."""
 
 
 Announced = Iterator[tuple[RankBatch | None, bool]]
-"""For each round: this rank's batch (None if it gets none), and whether it is the rank's last batch."""
+"""For each round: this rank's batch (None if the rank gets no batch), and whether it is the rank's last batch."""
 
 
 def shared_out(
     batches: Iterable[Any], sharing: Sharing, *, slice_fn: SliceFn | None = None, fill: FillBatch | None = None
 ) -> Iterator[tuple[list[RankBatch | None], list[bool]]]:
-    """For each round: every rank's batch (None if it gets none), and whether it is that rank's last batch."""
+    """For each round, yield two lists: every rank's batch (None for a rank that gets no batch), and for every rank
+    whether this is its last batch."""
     for parts, following in with_next(_shares(batches, sharing, slice_fn, fill or FillBatch())):
         # Only in the last round can a rank get no batch.
         yield parts, [following is None or following[rank] is None for rank in range(sharing.size)]
 
 
 def picked(batches: Iterator[RankBatch], sharing: Sharing, slice_fn: SliceFn | None, fill: FillBatch) -> Announced:
-    """This rank's parts of batches that every rank reads."""
+    """This rank's parts of ``batches``, which every rank reads."""
     for parts, last in shared_out((item.batch for item in batches), sharing, slice_fn=slice_fn, fill=fill):
         yield parts[sharing.rank], last[sharing.rank]
 
@@ -91,7 +93,8 @@ def _is_short(sizes: list[int | None], first: Any, sharing: Sharing) -> bool:
 
 
 def _whole(group: list[Any], first: Any, sharing: Sharing) -> list[RankBatch | None]:
-    """Assign batches that cannot be joined: one to each of the first ranks. With ``even``, the others repeat them."""
+    """Assign batches that cannot be joined: the first ranks get one each. The other ranks get repeated batches with
+    ``even``, else None."""
     given: list[RankBatch | None] = [RankBatch(batch, _size(batch)) for batch in group]
     missing = sharing.size - len(group)
     if not sharing.even:
@@ -103,9 +106,10 @@ def _whole(group: list[Any], first: Any, sharing: Sharing) -> list[RankBatch | N
 
 
 def _cut(group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | None) -> list[RankBatch | None]:
-    """Divide the round's samples into parts of equal size; without ``even``, the last parts may be smaller or None.
+    """Divide the round's samples into parts of equal size. Without ``even``, the last parts may be smaller or None.
 
-    With ``even``, the samples of ``first`` fill up the last parts, or the round's own if ``first`` cannot be joined.
+    With ``even``, samples of ``first`` fill up the last parts; if ``first`` cannot be joined with the round's batches,
+    samples of the round itself do.
     """
     whole = group[0] if len(group) == 1 else _join(group)
     count = first_dimension(whole)
@@ -129,7 +133,7 @@ def _cut(group: list[Any], first: Any, sharing: Sharing, slice_fn: SliceFn | Non
 
 
 def _filled(whole: Any, first: Any, wanted: int) -> Any:
-    """``whole`` extended to ``wanted`` samples with the samples of ``first``, repeatedly if necessary."""
+    """Extend ``whole`` to ``wanted`` samples with the samples of ``first``, which are repeated if necessary."""
     parts, count = [whole], first_dimension(whole)
     size = first_dimension(first)
     while count < wanted:
@@ -140,7 +144,7 @@ def _filled(whole: Any, first: Any, wanted: int) -> Any:
 
 
 def first_dimension(batch: Any) -> int:
-    """Number of samples of a batch: the first dimension of its tensors, except scalars.
+    """Number of samples in a batch: the size of the first dimension of all its tensors except scalars.
 
     Raises:
         RuntimeMisuse: no tensor has a first dimension, or the tensors' first dimensions differ.
@@ -173,13 +177,15 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _can_join(batches: list[Any]) -> bool:
-    """Whether the tensors can be concatenated along dimension 0. Those of unequally padded batches cannot."""
+    """Whether the tensors of these batches can be concatenated along dimension 0. Tensors that are padded to different
+    lengths cannot."""
     shapes = {tuple(leaf.shape[1:] for leaf in _tensors(batch)) for batch in batches}
     return len(shapes) == 1
 
 
 def _join(parts: list[Any]) -> Any:
-    """Concatenate batches: tensors along dimension 0, and lists without tensors. Other values are the first batch's."""
+    """Concatenate batches: tensors along dimension 0, and lists without tensors. Other values are taken from the first
+    batch."""
     head = parts[0]
     if isinstance(head, torch.Tensor):
         return torch.cat(parts) if head.ndim else head

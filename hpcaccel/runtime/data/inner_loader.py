@@ -1,4 +1,4 @@
-"""The inner DataLoader of a prepared loader, with the options of the user's loader, and the datasets that it reads."""
+"""The inner DataLoader of a prepared loader, created with the user's options, and the datasets that it reads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hpcaccel.runtime.stop_flag import WorkerInit
 __all__ = ["LoaderPlan", "PlannedData", "SeededStream", "is_stateful", "options_of", "planned_loader"]
 
 _OPENING = -1
-"""Takes the place of a batch number in the seed with which the dataset's iterator is created."""
+"""Number that, in place of a batch number, determines the seed with which the dataset's iterator is created."""
 
 
 def options_of(user: DataLoader[Any], generator: torch.Generator | None) -> dict[str, Any]:
-    """The options of the user's loader, except batching, to be passed to a loader with another dataset or sampler."""
+    """The options of the user's loader, except those for batching, for a loader with another dataset or sampler."""
     found: dict[str, Any] = {
         "num_workers": user.num_workers,
         "collate_fn": user.collate_fn,
@@ -47,7 +47,7 @@ def options_of(user: DataLoader[Any], generator: torch.Generator | None) -> dict
 
 @dataclass(frozen=True)
 class UserDatasetInit:
-    """A ``worker_init_fn`` that puts the user's dataset into ``get_worker_info()``, then calls the user's function."""
+    """A ``worker_init_fn`` that puts the user's dataset into ``get_worker_info()``, then calls ``then``."""
 
     then: Callable[[int], Any]
 
@@ -59,7 +59,7 @@ class UserDatasetInit:
 
 
 def planned_loader(user: DataLoader[Any], plan: LoaderPlan, generator: torch.Generator) -> DataLoader[Any]:
-    """A DataLoader of the user's map-style data, with the user's options and ``plan`` as its sampler."""
+    """A DataLoader that reads the user's map-style data with the user's options, and has ``plan`` as its sampler."""
     data: Any = PlannedData(user.dataset) if plan.seeded else user.dataset
     given: Any = plan
     if user.batch_sampler is not None:
@@ -68,10 +68,10 @@ def planned_loader(user: DataLoader[Any], plan: LoaderPlan, generator: torch.Gen
 
 
 class LoaderPlan:
-    """The inner loader's (batch) sampler. It yields indices, or (seed, position, indices) if batches are read ahead.
+    """The sampler or batch sampler of the inner loader. Yields indices, or (seed, position, indices) if ``seeded``.
 
     Args:
-        seeded: whether batches are read ahead, by workers or by the rank that reads for all.
+        seeded: whether batches are read ahead, by workers or by the rank that reads for all ranks.
     """
 
     def __init__(self, *, seeded: bool) -> None:
@@ -84,7 +84,7 @@ class LoaderPlan:
         """Start an iteration, with this rank's batches at positions ``first``, ``first + step`` and so on.
 
         Args:
-            before: indices of the epoch's first batch, if it is to be read again before the part's batches.
+            before: indices of the epoch's first batch, if that batch is to be read again before the part's batches.
         """
         self._part, self._seed, self._first, self._step = part, seed, first, step
         self._before = before
@@ -109,8 +109,8 @@ class LoaderPlan:
 class PlannedData:
     """The user's dataset, indexed with (seed, position, indices).
 
-    The global generators are seeded before each batch, so that random augmentation is the same in the new worker
-    processes after a resume.
+    The global generators are seeded before each batch, so that after a resume new worker processes augment the data
+    with the same random numbers.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -137,25 +137,25 @@ def is_stateful(thing: Any) -> bool:
 
 
 class SeededStream(IterableDataset[Any]):
-    """The user's iterable dataset. Reading it seeds the global generators, again after each ``every`` samples.
+    """The user's iterable dataset. The global generators are seeded again before each group of ``every`` samples.
 
     Args:
-        every: number of samples read with one seed, for example the batch size.
+        every: number of samples that are read with the same seed, for example the batch size.
         workers: whether worker processes read the stream. If so, the seed is in shared memory, so that persistent
-            workers get each epoch's seed.
+            workers get the seed of each epoch.
     """
 
     def __init__(self, dataset: Any, *, every: int, workers: bool) -> None:
         self.users_dataset = dataset
         self.every = every
         self.given = 0
-        """Number of samples that precede the dataset's restored state."""
+        """Number of samples that the dataset had returned when its restored state was saved."""
         self._seed = torch.zeros((), dtype=torch.int64)
         if workers:
             self._seed.share_memory_()  # type: ignore[no-untyped-call]
 
     def begin(self, seed: int, *, given: int = 0) -> None:
-        """Set the seed of the next iteration, and ``given``."""
+        """Set the seed and ``given`` for the next iteration."""
         self._seed.fill_(seed)
         self.given = given
 
@@ -172,7 +172,7 @@ class SeededStream(IterableDataset[Any]):
 
 
 class SeededIteration:
-    """One iteration of the stream."""
+    """One iteration over a ``SeededStream``."""
 
     def __init__(self, stream: SeededStream, seed: int, iterator: Any = None) -> None:
         self.iterator = iterator
@@ -203,7 +203,7 @@ class StatefulIteration(SeededIteration):
 
     def state_dict(self) -> dict[str, Any]:
         if self.iterator is None:
-            self.open()  # until then, the dataset may be in its state at the end of the previous epoch
+            self.open()  # before that, the dataset may still have its state from the end of the previous epoch
         return {
             "given": self._given,
             "dataset": self._dataset.state_dict() if is_stateful(self._dataset) else None,

@@ -1,4 +1,4 @@
-"""Iterable datasets: each rank's samples, saved states of a stream, and reading forward to a position."""
+"""For iterable datasets: selects each rank's samples, saves states of a stream, and reads forward to a position."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hpcaccel.runtime.data.sharding import Sharing, rounds
 __all__ = ["Bookmarks", "Counting", "SkipProgress", "StreamPart", "forward"]
 
 BOOKMARK_SECONDS = 1.0
-"""Minimum interval between saved states of a stateful stream. Saving a state can take several times as long as reading
-a small batch. A resume reads again what followed the last saved state."""
+"""Minimum seconds between saved states of a stateful stream, because saving a state can take several times as long as
+reading a small batch. A resume reads again what followed the last saved state."""
 QUIET_SECONDS = 2.0
-"""Time before the first output of progress, and minimum interval between calls of ``meanwhile``."""
+"""Seconds before progress is first printed, and minimum seconds between calls of ``meanwhile``."""
 LINE_SECONDS = 30.0
-"""Interval between lines of progress if standard error is not a terminal."""
+"""Seconds between lines of progress if standard error is not a terminal."""
 
 
 class StreamPart(IterableDataset[Any]):
     """This rank's samples of a dataset that every rank reads, in the order in which a DataLoader batches them.
 
     Args:
-        sharing: the sharing rule; its ``batch_size`` is None without automatic batching.
+        sharing: the rule for the ranks' samples. Its ``batch_size`` is None if the loader does no automatic batching.
         workers: whether worker processes read the dataset.
     """
 
@@ -39,15 +39,16 @@ class StreamPart(IterableDataset[Any]):
         self.seeded = SeededStream(dataset, every=sharing.round or sharing.size, workers=workers)
         self.sharing = sharing
         self.used = 0
-        """Number of samples to skip at the start. Nonzero only without workers, or with a single worker that starts
-        with the iteration."""
+        """Number of samples to skip at the start. Always 0 if there are several workers, or a worker that persists from
+        an earlier iteration."""
         self.report: Callable[[int, int], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         sharing = self.sharing
         size = sharing.round or sharing.size
         iterator: Iterator[Any] = iter(self.seeded)
-        # A stateful dataset continues in the middle, so an incomplete round is filled up with the round's samples.
+        # An iteration over a stateful dataset may start in mid-epoch, without reading the epoch's first samples. The
+        # samples of an incomplete round are then repeated to fill up the round.
         fills_from_first = sharing.even and not is_stateful(self.users_dataset)
         first = list(islice(iterator, min(size, self.used))) if fills_from_first else []
         iterator = forward(iterator, self.used - len(first), self.report)
@@ -73,18 +74,18 @@ def _repeated(first: list[Any], rest: list[Any], begin: int, width: int) -> Iter
 
 
 class Repeated:
-    """A repeated sample, which fills up an incomplete round."""
+    """Marks a sample as a repetition that fills up an incomplete round."""
 
     def __init__(self, sample: Any) -> None:
         self.sample = sample
 
 
 class Counting:
-    """The user's ``collate_fn``, extended to return the batch, its number of samples (None: unknown), and how many of
-    them are not repetitions (None: no repetitions).
+    """Calls the user's ``collate_fn``. Returns the batch, its number of samples (None if unknown), and how many of the
+    samples are not repetitions (None if no sample is repeated).
 
     Args:
-        batched: whether it is called with lists of samples; if not, it is called with single items of the dataset.
+        batched: whether this is called with lists of samples; otherwise with single items of the dataset.
     """
 
     def __init__(self, collate: Callable[[Any], Any], *, batched: bool) -> None:
@@ -104,10 +105,10 @@ class Counting:
 
 
 class Bookmarks:
-    """Saved states of a stream, each with the number of units that the stream had returned.
+    """Saved states of a stream, each with the number of units that the stream had returned by then.
 
     Args:
-        generator: the dataset's own generator.
+        generator: the dataset's own generator, whose state is saved, too; None if there is none.
     """
 
     def __init__(self, stateful: Any, generator: torch.Generator | None) -> None:
@@ -118,7 +119,8 @@ class Bookmarks:
         self._at = 0.0
 
     def begin(self, saved: dict[str, Any] | None) -> int:
-        """Start an iteration at the saved state (None: at the beginning). Returns the number of units before it."""
+        """Start an iteration at the saved state, or at the beginning if ``saved`` is None. Returns the number of units
+        before the start."""
         self._kept, self._at = [], time.monotonic()
         if saved is None:
             return 0
@@ -133,7 +135,7 @@ class Bookmarks:
 
         Args:
             given: number of units that the stream has returned.
-            used: number of units that all ranks together have used. Of the states up to there only the newest is kept.
+            used: number of units that all ranks together have used. Of the states up to there, only the newest is kept.
         """
         if time.monotonic() - self._at >= self.seconds:
             self._at = time.monotonic()
@@ -142,10 +144,10 @@ class Bookmarks:
             self._kept = [*behind[-1:], *ahead, self._mark(given)]
 
     def drop(self, given: int) -> None:
-        """Drop the state at ``given`` units, the end of the stream.
+        """Drop the state that was saved after ``given`` units, at the end of the stream.
 
-        A short last batch means that the stream was read to its end, and its state may already be the beginning of the
-        next epoch.
+        That state may already be the start of the next epoch: if the last batch was short, the stream had been read to
+        its end when the state was saved.
         """
         self._kept = [mark for mark in self._kept if mark["at"] != given]
 
@@ -158,7 +160,7 @@ class Bookmarks:
         }
 
     def newest(self, used: int) -> dict[str, Any] | None:
-        """The newest state at or before ``used`` units; None if there is none."""
+        """The newest state saved after at most ``used`` units; None if there is none."""
         fitting = [mark for mark in self._kept if mark["at"] <= used]
         return fitting[-1] if fitting else None
 
@@ -185,11 +187,12 @@ def forward(
 
 
 class SkipProgress:
-    """Progress of reading forward, on standard error after the first 2 s: on a terminal, one line that is overwritten;
-    elsewhere, a line every 30 s.
+    """Prints the progress of reading forward to standard error, from 2 s on. On a terminal this is one line that is
+    overwritten, elsewhere a line every 30 s.
 
     Args:
-        shown: whether it is printed at all.
+        what: the text before the numbers.
+        shown: whether progress is printed at all.
         meanwhile: called between items, at most every 2 s, so that other ranks do not time out.
     """
 

@@ -1,4 +1,4 @@
-"""Base classes of a prepared loader: facts about its batches, reasons for inexact resumes, start of an epoch."""
+"""Base classes of a prepared loader: facts about its batches, reasons for inexact resumes, opening its iterators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["LoaderFacts", "ReadingLoader"]
 
 
 class LoaderFacts(DataLoader[Any]):
-    """A loader's sizes and facts about its latest batch. Other attributes are those of the user's loader."""
+    """A loader's sizes, and facts about its latest batch. Other attributes are those of the user's loader."""
 
     user_loader: DataLoader[Any]
     at_last_batch: bool
@@ -40,7 +40,7 @@ class LoaderFacts(DataLoader[Any]):
         return getattr(self.user_loader, name)
 
     def skipping(self, batches: int) -> LoaderFacts:
-        """A view of this loader that skips ``batches`` more of this rank's batches at the start of each epoch.
+        """A view of this loader that skips another ``batches`` of this rank's batches at the start of each epoch.
 
         Skipped samples of map-style data are read only to fill up the last round.
         """
@@ -63,17 +63,17 @@ class LoaderFacts(DataLoader[Any]):
 
     @property
     def given_at_step(self) -> int:
-        """Number of optimizer steps done when this loader returned its latest batch."""
+        """How many optimizer steps had been done when this loader returned its latest batch."""
         return self._cursor.step
 
     @property
     def identity(self) -> int:
-        """The same number for all views of one loader."""
+        """A number that is the same for all views of one loader."""
         return id(self._cursor)
 
     @property
     def place(self) -> tuple[int, int]:
-        """The number of the current iteration, and the number of batches returned in it."""
+        """The number of the current iteration, and how many batches were returned in it."""
         return self._cursor.place
 
     @property
@@ -82,17 +82,17 @@ class LoaderFacts(DataLoader[Any]):
 
     @property
     def valid_in_batch(self) -> int | None:
-        """Number of leading samples of the latest batch that are not repetitions; None: no repetitions."""
+        """How many leading samples of the latest batch are not repetitions; None if no sample is repeated."""
         return self._latest.valid if self._part is None else self._part.valid(self._cursor.rounds)
 
     @property
     def batch_samples(self) -> int | None:
-        """Number of samples in this rank's latest batch; None: unknown."""
+        """Number of samples in this rank's latest batch; None if unknown."""
         return self._latest.samples if self._part is None else self._part.samples(self._cursor.rounds)
 
     @property
     def total_batch_size(self) -> int:
-        """Number of samples in a batch of all ranks together.
+        """Number of samples in a full batch, all ranks together.
 
         Raises:
             TypeError: the loader has no fixed batch size.
@@ -109,14 +109,14 @@ class LoaderFacts(DataLoader[Any]):
 
     @property
     def remainder(self) -> int:
-        """Number of samples in the epoch's last, incomplete batch of all ranks together; -1: unknown, or dropped."""
+        """Number of samples in the epoch's last, incomplete round; -1 if it is unknown or the round is dropped."""
         order = self._cursor.order
         units = None if order is None or not order.is_flat or self._sharing.drop_last else order.length
         return -1 if units is None else units % self.total_batch_size
 
     @property
     def iteration(self) -> int:
-        """Number of the current epoch; between iterations, number of the next epoch."""
+        """Number of the current epoch; between iterations, the number of the next epoch."""
         return self._cursor.epoch if self._cursor.running else self._cursor.next_epoch
 
 
@@ -124,7 +124,7 @@ class LoaderExactness(LoaderFacts):
     """Facts about a loader that determine whether a resume is exact; see ``Exactness``."""
 
     changes: tuple[str, ...] = ()
-    """Differences between this loader's settings and those saved in the loaded checkpoint."""
+    """Differences between this loader's settings and the settings in the loaded checkpoint."""
     dispatch_batches: bool
     _plan: LoaderPlan
     _stream: ReportingStream
@@ -137,9 +137,9 @@ class LoaderExactness(LoaderFacts):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """Settings that determine the batches, besides seed and position."""
+        """The settings that, with seed and position, determine the batches."""
         user, order = self.user_loader, self._cursor.order
-        # A map-style batch is seeded by its position, independent of the worker.
+        # A map-style batch is seeded by its position, whichever worker reads it.
         workers = {"num_workers": user.num_workers} if order is None else {"workers": user.num_workers > 0}
         return {
             **workers,
@@ -149,7 +149,7 @@ class LoaderExactness(LoaderFacts):
         }
 
     def changes_since(self, then: dict[str, Any]) -> tuple[str, ...]:
-        """Differences between the ``reading`` of this loader and ``then``, the ``reading`` of the saved loader."""
+        """Differences between this loader's ``reading`` and ``then``, which is the saved loader's ``reading``."""
         now = self.reading
         return tuple(
             f"DataLoader {name}: {then[name]} at the save, {now[name]} now"
@@ -159,7 +159,7 @@ class LoaderExactness(LoaderFacts):
 
     @property
     def own_parts(self) -> dict[str, Any]:
-        """The user's objects that read the data and whose state is not saved."""
+        """The user's objects that take part in reading the data and whose state is not saved, by name."""
         user = self.user_loader
         sampler: Any = user.batch_sampler if user.batch_sampler is not None else user.sampler
         if type(sampler) is BatchSampler:
@@ -187,14 +187,14 @@ class LoaderExactness(LoaderFacts):
 
     @property
     def doubt(self) -> str | None:
-        """Reason why the batches after a resume may differ; None: no reason is known."""
+        """Reason why the batches after a resume may differ; None if no reason is known."""
         user, is_stream = self.user_loader, self._cursor.order is None
         if is_stream and not self._stream.is_known:
             return f"it is unknown how {type(user).__qualname__} reads its data"
         if not user.num_workers:
             return None
-        # Workers draw from copies of the generators, which start again in each process. A resume repeats their draws if
-        # each epoch has its own workers, which read the epoch from its beginning.
+        # Workers draw from copies of the generators, and each new worker starts with a new copy. A resume repeats the
+        # draws if each epoch has its own workers, which read the epoch from its beginning.
         repeated = is_stream and not user.persistent_workers and not self._stream.is_stateful_loader
         saved = self.saved_generators if repeated else []
         copied = [
@@ -262,7 +262,7 @@ class ReadingLoader(LoaderExactness):
             return iter(self._inner)
 
     def _read_for_all(self) -> tuple[Iterator[Any], FillBatch]:
-        """The whole batches that rank 0 reads for all ranks, and the batch that fills up incomplete rounds."""
+        """Returns the whole batches that rank 0 reads for all ranks, and what fills up incomplete rounds."""
         cursor, sharing = self._cursor, self._sharing
         if cursor.order is not None:
             alone = Sharing(rank=0, size=1, batch_size=sharing.batch_size, drop_last=sharing.drop_last)
@@ -275,7 +275,7 @@ class ReadingLoader(LoaderExactness):
         return (item.batch for item in batches), self._stream.fill
 
     def _fills_up(self, part: RankPart) -> bool:
-        """Whether the epoch's first batch lies before the cursor and may be needed to fill up the last round."""
+        """Whether the epoch's first batch lies before the cursor, and may be needed to fill up the last round."""
         cursor, sharing = self._cursor, self._sharing
         if not (cursor.start and sharing.even) or sharing.drop_last:
             return False
@@ -285,7 +285,7 @@ class ReadingLoader(LoaderExactness):
         return length is None or sharing.round is None or length % sharing.round != 0
 
     def _first_batch(self, part: RankPart, alone: Sharing) -> Any:
-        """The indices of the epoch's first batch; None if there is none. A ``WalkedPart`` can be iterated only once."""
+        """The indices of the epoch's first batch; None if there is none. Does not use up a ``WalkedPart``."""
         assert self._cursor.order is not None
         return (
             part.take_first() if isinstance(part, WalkedPart) else next(iter(self._cursor.order.part(alone, 0)), None)

@@ -1,4 +1,4 @@
-"""The prepared loaders of this process that are being iterated, and their interface to the training loop."""
+"""The prepared loaders that this process is iterating over, and the interfaces between loaders and training loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class BatchSource(Protocol):
 
     @property
     def given_at_step(self) -> int:
-        """Number of optimizer steps done when the loader returned its latest batch."""
+        """How many optimizer steps had been done when the loader returned its latest batch."""
 
     @property
     def identity(self) -> int:
-        """The same number for all views of one loader."""
+        """A number that is the same for all views of one loader."""
 
     @property
     def place(self) -> tuple[int, int]:
-        """The number of the current iteration, and the number of batches returned in it."""
+        """The number of the current iteration, and how many batches were returned in it."""
 
 
 class LoopHooks(Protocol):
@@ -45,20 +45,20 @@ class LoopHooks(Protocol):
         """Whether an epoch that was complete in the checkpoint counts as done."""
 
     def step_is_over(self) -> None:
-        """Called when the script starts an iteration or requests a batch: the last optimizer step is complete."""
+        """Called when the script starts an iteration or requests a batch: by then, the last optimizer step is over."""
 
     def restore_rng(self) -> None:
-        """Restore the checkpoint's random states, right before the first batch after the resume."""
+        """Restore the checkpoint's random states. Called right before the first batch after a resume."""
 
     def loop_is_entered(self) -> None:
         """Called when the script starts another iteration over a loader that is trained on."""
 
     def loop_is_left(self) -> None:
-        """Called when the script leaves the iteration over training batches early."""
+        """Called when the script leaves an iteration over training batches early."""
 
 
 class LoadersInUse:
-    """The prepared loaders of all Accelerators that are being iterated in this process."""
+    """The prepared loaders, of all Accelerators of this process, that the script is iterating over."""
 
     def __init__(self) -> None:
         self.current: BatchSource | None = None
@@ -68,13 +68,13 @@ class LoadersInUse:
         self.batches = 0
         """Number of batches returned by all prepared loaders."""
         self.own_time: OwnTime | None = None
-        """The rank's own-time measurement, notified of each batch."""
+        """Measures this rank's own time, and is notified of each batch; None if nothing is measured."""
         self._warned = False
         self._sources: list[BatchSource] = []
 
     @property
     def sources(self) -> tuple[BatchSource, ...]:
-        """The loaders that are being iterated, in the order of their latest batches, so that outer loops come first."""
+        """The loaders that the script is iterating over, in the order of their latest batches (outer loops first)."""
         return tuple(self._sources)
 
     def took_batch_from(self, source: BatchSource) -> None:

@@ -1,8 +1,8 @@
-"""A seeded permutation that is stored only if it is short; else the sample at each position is computed on demand.
+"""A seeded permutation that is stored only if it is short. Otherwise the sample at each position is computed on demand.
 
-A Feistel network over pairs (row, column) of an almost square grid: each round adds to one half a number that depends
-on the other half. Such a round is invertible, so no two positions get the same sample. A result outside the data is
-permuted again until it is inside.
+It is computed by a Feistel network over pairs (row, column) of an almost square grid: each round adds to one half of a
+pair a number that depends on the other half. Such a round is invertible, so no two positions get the same sample. A
+result outside the data is permuted again until it is inside.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Permutation:
         return self.length
 
     def at(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """The samples at ``positions``, each of which is between 0 and ``length - 1``."""
+        """The samples at ``positions``. All positions must be between 0 and ``length - 1``."""
         if self._listed is not None:
             return self._listed[positions]
         found = self._shuffle(positions.astype(np.uint64))
@@ -78,7 +78,7 @@ class Permutation:
 
 
 def _hash(values: Positions, key: np.uint64) -> Positions:
-    """32 well-mixed bits of each value."""
+    """Hash each value to 32 bits."""
     mixed: Positions = (values ^ key) * _FIRST
     mixed ^= mixed >> _SOME
     mixed *= _SECOND
@@ -87,21 +87,21 @@ def _hash(values: Positions, key: np.uint64) -> Positions:
 
 
 def _add(values: Positions, bits: Positions, size: np.uint64) -> Positions:
-    """``values`` plus the 32 random ``bits`` scaled to a number below ``size``, modulo ``size``."""
+    """Scale the 32 random ``bits`` to numbers below ``size``, and add them to ``values`` modulo ``size``."""
     total: Positions = values + (bits * size >> _HALF)
     total -= (total >= size) * size
     return total
 
 
 class PermutationSampler(Sampler[int]):
-    """A random order without a list: start-up time and memory do not grow with the size of the data.
+    """A random order that is not stored as a list: start-up time and memory do not grow with the size of the data.
 
     Replaces ``RandomSampler`` in any DataLoader. A prepared loader with this sampler resumes within an epoch at once.
     Each iteration is an epoch; ``set_epoch`` sets its number. The order is a function of (seed, epoch).
 
     Args:
         data_source: the dataset, or the number of its samples (at most 2^62).
-        seed: the same on every rank.
+        seed: must be the same on every rank.
 
     Raises:
         RuntimeMisuse: the number of samples is negative or too large.

@@ -1,8 +1,8 @@
-"""One epoch's order of samples, drawn at once if the sampler's algorithm is known.
+"""One epoch's order of samples. It is drawn as a whole if the sampler's algorithm is known.
 
 PyTorch's own samplers draw a tensor and convert it to a list of Python integers, which costs several times as much time
-and memory as the tensor. Here the tensor is kept. It has the values that the sampler would return, and the generator
-ends in the same state.
+and memory as the tensor. Here the tensor is kept. It has the values that the sampler would return, and the generator is
+left in the same state.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class SampleOrder:
     """An epoch's samples in order.
 
     Args:
-        values: a range, list or tuple; a tensor of integers; a permutation.
-        names: sequence that the values are indices into; None: the values are the samples.
-        finish: draws from the generator what the sampler draws when it is read past its last sample.
+        values: a range, list, tuple, tensor of integers or ``Permutation``.
+        names: a sequence of samples into which the values are indices; None if the values are the samples.
+        finish: draws from the generator the numbers that the sampler draws when it is read past its last sample.
     """
 
     def __init__(self, values: Any, *, names: Any = None, finish: Callable[[], object] | None = None) -> None:
@@ -57,7 +57,7 @@ class SampleOrder:
         return found if self._names is None else [self._names[index] for index in found]
 
     def runs(self, first: int, *, step: int, width: int, count: int) -> Iterator[list[Any]]:
-        """``count`` batches of ``width`` samples, at positions ``first``, ``first + step`` and so on."""
+        """Yield ``count`` batches of ``width`` samples that start at ``first``, ``first + step`` and so on."""
         starts = range(first, first + count * step, step)
         values = self._values
         if isinstance(values, Permutation):
@@ -70,14 +70,14 @@ class SampleOrder:
                 yield self.slice(start, start + width)
 
     def finish(self) -> None:
-        """Draw what the sampler draws past its last sample. Later calls do nothing."""
+        """Draw the numbers that the sampler draws past its last sample. Later calls do nothing."""
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
 
 
 def _computed(order: Permutation, starts: range, width: int) -> Iterator[list[int]]:
-    """Compute several batches at once: a single one takes almost as long."""
+    """Compute several batches at once, because computing one batch takes almost as long."""
     many = max(1, CHUNK // width)
     within = np.arange(width)
     for number in range(0, len(starts), many):
@@ -94,7 +94,7 @@ def draw(sampler: Any, generator: torch.Generator | None = None) -> SampleOrder:
     """The order that a supported sampler would return now.
 
     Args:
-        generator: generator to draw from; None: the one that the sampler uses.
+        generator: generator to draw from; None means the generator that the sampler uses.
     """
     return _KNOWN[type(sampler).__iter__](sampler, generator)
 
@@ -148,7 +148,8 @@ _KNOWN: dict[Any, Callable[[Any, torch.Generator | None], SampleOrder]] = {
 
 
 class TooManySamples(Exception):
-    """There are more items than ``len()`` gave. ``items`` iterates over all; those beyond ``len()`` are read lazily."""
+    """There are more items than ``len()`` has promised. ``items`` iterates over all items, and reads those beyond
+    ``len()`` lazily."""
 
     def __init__(self, items: Iterator[Any]) -> None:
         super().__init__()
@@ -156,7 +157,7 @@ class TooManySamples(Exception):
 
 
 def listed(items: Iterable[Any], length: int) -> Any:
-    """The items as a tensor if all are integers, else as a list.
+    """The items, as a tensor if all of them are integers, else as a list.
 
     Raises:
         TooManySamples: there are more than ``length`` items.
@@ -208,7 +209,7 @@ class PackedIndices:
 
 
 def pack(batches: Iterable[Any], length: int) -> PackedIndices | list[Any]:
-    """The batches, packed if all are lists of integers, else as a list.
+    """The batches, as ``PackedIndices`` if all of them are lists of integers, else as a list.
 
     Raises:
         TooManySamples: there are more than ``length`` batches.

@@ -1,7 +1,7 @@
-"""The order of the samples: drawn once per epoch from the user's own sampler, the same on every rank.
+"""The order of the samples. It is drawn once per epoch from the user's own sampler, and is the same on every rank.
 
 A position in an epoch is the number of samples that all ranks together have used, so it is valid for any number of
-ranks. If ``Order.is_flat`` is false, it is the number of raw batches (see ``sharding``).
+ranks. If ``Order.is_flat`` is false, raw batches (see ``sharding``) are counted instead of samples.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Order", "bring_to_main", "sampler_of"]
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """The sampler of single samples, which may be inside the batch sampler; the batch sampler if it contains none."""
+    """The sampler of single samples, which may be inside the batch sampler; if there is none, the batch sampler."""
     raw: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     return getattr(raw, "sampler", raw)
 
 
 def bring_to_main(loader: DataLoader[Any], group: RankGroup, *, seedable: bool, data_seed: int | None) -> int:
     """Set the generators of the sampler and the dataset to rank 0's states. Returns the seed of the order."""
-    # Every rank draws, so that the global generators stay in step; rank 0's number is used.
+    # Every rank draws, so that the global generators stay in the same state. Only rank 0's number is used.
     seed = int(torch.empty((), dtype=torch.int64).random_().item())
     if seedable:
         seed = torch.initial_seed()
@@ -52,13 +52,13 @@ def bring_to_main(loader: DataLoader[Any], group: RankGroup, *, seedable: bool, 
 class Order:
     """The raw batches (see ``sharding``) of a map-style loader, epoch by epoch.
 
-    A sampler with the user's generator draws from that generator, as in single-process training. A sampler without a
-    generator would draw from the global generators, which differ between ranks, so its order is drawn from ``seed`` and
-    the epoch instead.
+    If the sampler has a generator, the order is drawn from that generator, as in single-process training. A sampler
+    without a generator would draw from the global generators, which differ between ranks. Its order is therefore drawn
+    from a generator that is seeded with ``seed`` and the epoch.
 
     Args:
-        seedable: draw the order from a generator seeded with ``seed + epoch``, even if the sampler has the user's
-            generator.
+        seedable: whether to draw the order from a generator seeded with ``seed + epoch``, even if the sampler has its
+            own generator.
 
     Raises:
         RuntimeMisuse: the loader already has a ``DistributedSampler``.
@@ -91,7 +91,7 @@ class Order:
 
     @property
     def length(self) -> int | None:
-        """Number of units in a whole epoch; None: unknown."""
+        """Number of units in a whole epoch; None if unknown."""
         return _length(self._inner if self.is_flat else self._raw)
 
     @property
@@ -129,14 +129,14 @@ class Order:
 
     @property
     def stateful(self) -> Any:
-        """The user's batch sampler, else its sampler, if it has a state that can be saved; None if neither has."""
+        """The user's batch sampler or, if that has no state that can be saved, its sampler; None if neither has one."""
         for sampler in (self._raw, self._inner):
             if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
                 return sampler
         return None
 
     def begin(self, epoch: int) -> None:
-        """Start an epoch: draw its order, unless the length is unknown and the order has to be read lazily."""
+        """Start an epoch: draw its order, or prepare to read the order lazily if its length is unknown."""
         self.release()
         for sampler in {id(item): item for item in (self._raw, self._inner)}.values():
             if hasattr(sampler, "set_epoch"):
@@ -174,7 +174,7 @@ class Order:
         self.release()
 
     def part(self, sharing: Sharing, start: int) -> RankPart:
-        """A rank's part of the current epoch, from unit ``start`` on."""
+        """The part of the current epoch that belongs to the rank of ``sharing``, from unit ``start`` on."""
         size = sharing.batch_size
         if self._samples is not None:
             finish = self._samples.finish if self.users_generator is not None else _nothing
@@ -191,7 +191,7 @@ class Order:
         return BatchesPart(self._batches, sharing, start)
 
     def fingerprint(self) -> list[str]:
-        """The length and some samples of this epoch's order, for comparison; empty if it is not drawn in advance."""
+        """The length and some samples of this epoch's order, for comparison; empty if the order is read lazily."""
         drawn = self._samples if self._samples is not None else self._batches
         if drawn is None:
             return []

@@ -1,8 +1,8 @@
 """Assignment of an epoch's batches to ranks.
 
-The sampler determines the sequence of *raw* batches, the same on every rank. Of P ranks, rank r takes the r-th raw
-batch of every *round* of P; with ``split`` a round is one raw batch, and every rank takes 1/P of it. If all batches
-have the same size, a rank computes its part without reading the other ranks' batches.
+The sampler determines the sequence of *raw* batches, which is the same on every rank. A *round* has as many raw batches
+as there are ranks, and rank r takes the r-th of them. With ``split``, a round is one raw batch, and every rank takes an
+equal part. If all batches have the same size, a rank computes its part without reading the other ranks' batches.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Sharing:
     """The rule by which raw batches are assigned to ranks.
 
     Args:
-        batch_size: samples in a full raw batch; None: unknown, or raw batches are single samples.
-        even: all ranks get the same number of batches. An incomplete round is filled up with the epoch's first samples,
-            repeatedly if necessary. If false, the last ranks get fewer samples of an incomplete round, or none.
-        split: every rank gets a part of each raw batch.
-        drop_last: drop incomplete rounds.
+        batch_size: samples in a full raw batch; None if unknown, or if raw batches are single samples.
+        even: whether all ranks get the same number of batches: the epoch's first samples fill up an incomplete round.
+            If false, the last ranks get fewer samples of an incomplete round, or none.
+        split: whether every rank gets a part of each raw batch.
+        drop_last: whether to drop incomplete rounds.
 
     Raises:
         RuntimeMisuse: ``split`` is set for several ranks, but ``batch_size`` is None or not a multiple of ``size``.
@@ -62,17 +62,17 @@ class Sharing:
 
     @property
     def raw(self) -> int:
-        """Raw batches in a round."""
+        """Number of raw batches in a round."""
         return 1 if self.split else self.size
 
     @property
     def width(self) -> int | None:
-        """Samples in a full batch of one rank."""
+        """Number of samples in a full batch of one rank; None if unknown."""
         return self.batch_size and (self.batch_size // self.size if self.split else self.batch_size)
 
     @property
     def round(self) -> int | None:
-        """Samples in a full round."""
+        """Number of samples in a full round; None if unknown."""
         return self.batch_size and self.batch_size * self.raw
 
     def real(self, rest: int) -> int:
@@ -81,7 +81,7 @@ class Sharing:
         return min(max(rest - self.rank * self.width, 0), self.width)
 
     def count(self, units: int, round_size: int, width: int) -> int:
-        """Number of this rank's batches in ``units`` units: rounds have ``round_size`` units, batches ``width``."""
+        """Number of this rank's batches in ``units`` units. A round has ``round_size`` units, a batch ``width``."""
         full, rest = divmod(units, round_size)
         if not rest or self.drop_last:
             return full
@@ -98,14 +98,14 @@ class RankPart(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
     def samples(self, number: int) -> int | None:
-        """Number of samples in the ``number``-th batch, counted from 1; None: unknown."""
+        """Number of samples in the ``number``-th batch, counted from 1; None if unknown."""
 
     def valid(self, number: int) -> int | None:
-        """Number of leading samples of the ``number``-th batch that are not repetitions; None: no repetitions."""
+        """How many leading samples of the ``number``-th batch are not repetitions; None if no sample is repeated."""
 
 
 class SamplesPart:
-    """One rank's batches of equal size (the last may be smaller) from an order of samples, from sample ``start`` on."""
+    """One rank's batches, cut from an order of samples from sample ``start`` on. Only the last may be smaller."""
 
     def __init__(self, order: SampleOrder, sharing: Sharing, start: int, finish: Callable[[], None]) -> None:
         assert sharing.width is not None
@@ -136,7 +136,7 @@ class SamplesPart:
         if not self._fill:
             return own
         first = self._order.slice(0, min(self._round, len(self._order)))
-        skipped = self._offset + self._real - self._rest  # number of fill samples used by lower ranks
+        skipped = self._offset + self._real - self._rest  # number of fill samples that lower ranks use
         return own + [first[(skipped + index) % len(first)] for index in range(self._fill)]
 
     def samples(self, number: int) -> int:
@@ -147,9 +147,9 @@ class SamplesPart:
 
 
 class BatchesPart:
-    """Whole raw batches, which may differ in size, from raw batch ``start`` on.
+    """One rank's whole raw batches, which may differ in size, from raw batch ``start`` on.
 
-    With ``even``, an incomplete round is filled up with the epoch's first batches.
+    With ``even``, the epoch's first batches fill up an incomplete round.
     """
 
     def __init__(self, batches: RawBatches, sharing: Sharing, start: int) -> None:
@@ -176,7 +176,7 @@ class BatchesPart:
 
 
 class WalkedPart:
-    """Batches of a sequence that is read lazily, such as one of unknown length, from raw batch ``start`` on."""
+    """One rank's batches of a sequence that is read lazily, for example because its length is unknown."""
 
     def __init__(self, batches: Iterable[Any], sharing: Sharing, start: int) -> None:
         self.total: int | None = None
@@ -184,7 +184,7 @@ class WalkedPart:
         self._last: tuple[int | None, int | None] = None, None
 
     def take_first(self) -> Any:
-        """The epoch's first raw batch, which remains part of the sequence; None if there is none."""
+        """The sequence's first raw batch, which stays in the sequence; None if the sequence is empty."""
         batches = iter(self._batches)
         first = next(batches, None)
         self._batches = batches if first is None else chain([first], batches)
@@ -208,7 +208,7 @@ class WalkedPart:
 
 
 def _shared_out(batches: Iterable[Any], sharing: Sharing, start: int) -> Iterator[tuple[_Own, bool]]:
-    """Pairs (batch, is_last) for this rank's batches."""
+    """Yield this rank's batches, from raw batch ``start`` on, as pairs (batch, is_last)."""
     iterator = iter(batches)
     first = list(islice(iterator, sharing.raw))
     remaining = chain(first, iterator)
@@ -227,7 +227,7 @@ def _shared_out(batches: Iterable[Any], sharing: Sharing, start: int) -> Iterato
 
 
 def _own(group: list[Any], first: list[Any], sharing: Sharing, *, is_last: bool) -> _Own | None:
-    """This rank's batch of a round, its number of samples and how many are not repetitions; None: no batch."""
+    """This rank's batch of a round, its number of samples, and how many are not repetitions; None if it gets none."""
     size, rank = sharing.batch_size, sharing.rank
     if sharing.size == 1:
         return group[0], _length(group[0]), None
@@ -261,21 +261,21 @@ def _own_samples(rest: list[Any], first: list[Any], sharing: Sharing) -> _Own | 
 
 
 def rounds(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Lists of ``size`` consecutive items; the last one may be shorter."""
+    """Yield lists of ``size`` consecutive items; the last list may be shorter."""
     iterator = iter(items)
     while group := list(islice(iterator, size)):
         yield group
 
 
 def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Pairs (item, is_last)."""
+    """The items, as pairs (item, is_last)."""
     return ((item, following is None) for item, following in with_next(items))
 
 
 def with_next(items: Iterable[T]) -> Iterator[tuple[T, T | None]]:
-    """Pairs (item, next item); the last item is paired with None.
+    """Yield pairs (item, next item); the last item is paired with None.
 
-    If reading the next item fails, the item is yielded first, paired with itself, and the error is raised afterwards.
+    If reading the next item fails, first yield the item, paired with itself, and then raise the error.
     """
     iterator = iter(items)
     item = next(iterator, None)

@@ -1,4 +1,4 @@
-"""Streams of batches from iterable datasets, which can continue at a checkpoint's position."""
+"""Streams of batches from iterable datasets. A stream can continue at a checkpoint's position."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ Keep = Callable[[Any], None]
 
 
 class SplitStream:
-    """A stream whose samples every rank reads; each rank builds batches of its own part only."""
+    """A stream whose samples all ranks read. Each rank builds batches of its own part only."""
 
     def __init__(self, user: DataLoader[Any], sharing: Sharing, generator: torch.Generator) -> None:
         self.dataset = self._part = StreamPart(user.dataset, sharing, workers=bool(user.num_workers))
         self._workers = bool(user.num_workers)
-        # A single worker reads the samples in order, and gets the position if it starts with the iteration.
+        # A single worker reads the samples in order. It gets the position only if it starts with the iteration.
         self.counts_samples = not user.num_workers or (user.num_workers == 1 and not user.persistent_workers)
-        """Whether the stream can continue at any sample. If not, it continues only at the start of a round."""
+        """Whether the stream can continue at any sample. Otherwise it can continue only at the start of a round."""
         batched = user.batch_size is not None
         options = options_of(user, generator) | {"collate_fn": Counting(user.collate_fn, batched=batched)}
         if batched:
             options |= {"batch_size": sharing.width, "drop_last": user.drop_last}
         self._inner: DataLoader[Any] = DataLoader(self._part, **({"batch_size": None} | options))
         self.units = sharing.round or sharing.size
-        """Units in a round."""
+        """Number of units in a round."""
 
     def share(self, sharing: Sharing) -> None:
         before = self._part.sharing
@@ -56,9 +56,11 @@ class SplitStream:
 
         Args:
             seed: seed of the draws from the global generators while the stream is read.
-            given: number of units that precede the dataset's restored state, so that it does not return them again.
+            given: number of units that the dataset had returned when its restored state was saved. It does not return
+                them again.
             behind: number of units to read and discard first.
-            keep: called with the epoch's first batch if that is discarded as a whole.
+            report: called with the progress of reading forward.
+            keep: called with the epoch's first batch, if the whole batch is discarded.
         """
         whole = behind % self.units == 0 and (self._workers or keep is not None)
         in_samples = self.counts_samples and not whole
@@ -74,10 +76,11 @@ class SplitStream:
 
 
 class ReadyStream:
-    """All batches of a loader that does its own batching.
+    """A stream of all batches of a loader that does its own batching.
 
     Args:
-        seeded: the loader's dataset, which seeds the global generators; None: this process seeds them for each batch.
+        seeded: the loader's dataset, if it seeds the global generators. If None, this process seeds them for each
+            batch.
     """
 
     def __init__(self, loader: DataLoader[Any], batch_size: int | None, seeded: SeededStream | None) -> None:
@@ -112,8 +115,9 @@ def make_stream(
 
     Args:
         generator: generator from which the inner loader seeds its workers.
-        stateful: read the dataset with torchdata's StatefulDataLoader.
-        ready_made: return whole batches, to be divided among the ranks, instead of this rank's own samples.
+        stateful: whether to read the dataset with torchdata's StatefulDataLoader.
+        ready_made: whether to return whole batches, to be divided among the ranks, instead of batches of this rank's
+            own samples.
     """
     if is_stateful(user) or stateful:
         loader, seeded = _seeded_loader(user, generator)
@@ -126,10 +130,10 @@ def make_stream(
 
 
 def _seeded_loader(user: DataLoader[Any], generator: torch.Generator) -> tuple[DataLoader[Any], SeededStream | None]:
-    """A stateful loader, and its dataset, which seeds the global generators.
+    """Returns a stateful loader, and its dataset, which seeds the global generators.
 
-    The user's loader is returned unchanged, with None, if it is unknown how it reads its dataset: the loader is not
-    torchdata's, or the dataset is an ``IterDataPipe``.
+    If it is unknown how the user's loader reads its dataset, returns the user's loader and None. This is so if a
+    stateful loader is not torchdata's, or if its dataset is an ``IterDataPipe``.
     """
     ours = not is_stateful(user)
     if not ours and (not is_torchdatas(user) or isinstance(user.dataset, IterDataPipe)):
@@ -153,7 +157,7 @@ def is_torchdatas(loader: DataLoader[Any]) -> bool:
 
 
 class ReportingStream:
-    """A stream that continues at a checkpoint's position, from a saved state or by reading forward."""
+    """A stream that continues at a checkpoint's position: from a saved state, by reading forward, or both."""
 
     def __init__(
         self,
@@ -169,10 +173,10 @@ class ReportingStream:
         self._user = user
         self._sharing = sharing
         self.is_own = isinstance(source, SplitStream) or sharing.size == 1
-        """Whether ``open`` returns this rank's own part; meaningless with ``ready_made``."""
+        """Whether ``open`` returns only this rank's part. Has no meaning with ``ready_made``."""
         self._shares_batches = ready_made or not self.is_own
         self.fill = FillBatch()
-        """The samples that fill up an incomplete round of divided batches."""
+        """Which samples fill up an incomplete round, if whole batches are divided among the ranks."""
 
     @property
     def dataset(self) -> Any:
@@ -181,7 +185,7 @@ class ReportingStream:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known how the inner loader reads its dataset, so that its draws can be seeded."""
+        """Whether it is known how the inner loader reads its dataset, so that its random draws can be seeded."""
         return isinstance(self._source, SplitStream) or self._source.seeded is not None
 
     @property
@@ -205,7 +209,7 @@ class ReportingStream:
         Args:
             seed: seed of this epoch, the same on every rank.
             shown: whether this rank shows the progress of reading forward.
-            meanwhile: called between items, at most every 2 s, while the stream reads forward.
+            meanwhile: called between items while the stream reads forward, at most every 2 s.
         """
         saved = cursor.stream if cursor.resumed else None
         if saved is not None and "seeded" not in saved and isinstance(self._source, ReadyStream):
@@ -258,6 +262,7 @@ class ReportingStream:
 
 
 def generator_of(dataset: Any) -> torch.Generator | None:
-    """The dataset's ``generator`` attribute, which is saved and restored; None if it is not a ``torch.Generator``."""
+    """The dataset's attribute ``generator``, whose state is saved and restored; None if it is not a
+    ``torch.Generator``."""
     found = getattr(dataset, "generator", None)
     return found if isinstance(found, torch.Generator) else None

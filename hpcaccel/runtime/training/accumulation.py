@@ -27,14 +27,15 @@ _PASSED_THROUGH = ("ToCopyBackward0", "CloneBackward0", "ViewBackward0", "Reshap
 
 
 class Accumulation:
-    """Counts micro-batches. ``is_boundary`` is True if an optimizer step follows, and before the first micro-batch.
+    """Counts micro-batches. ``is_boundary`` is True if an optimizer step follows the current micro-batch, and before
+    the first micro-batch.
 
     Args:
         steps: micro-batches per optimizer step.
-        sync_with_dataloader: the last batch of the loader in use is a boundary, and resets the count.
-        sync_each_batch: reduce gradients over the ranks in every micro-batch, which saves memory if the model is
-            sharded. No effect with a single rank.
-        adjust_scheduler: an Accelerate setting; stored, but without effect.
+        sync_with_dataloader: whether the last batch of the loader in use is a boundary and resets the count.
+        sync_each_batch: whether gradients are reduced over the ranks in every micro-batch. This saves memory if the
+            model is sharded, and has no effect with a single rank.
+        adjust_scheduler: an Accelerate setting, which is stored but has no effect.
         loaders: the process's loaders, shared by all its Accelerators.
     """
 
@@ -54,9 +55,9 @@ class Accumulation:
         self.loaders = LoadersInUse() if loaders is None else loaders
         self.is_boundary = True
         self.checked_loss = False
-        """Whether the first loss was checked for a division by the script."""
+        """Whether the first loss has been checked, to warn a script that divides the loss itself."""
         self.inside = 0
-        """Number of nested micro-batch contexts."""
+        """Number of micro-batch contexts that have been entered and not left yet."""
         self._done: dict[int, int] = {}
 
     def set_steps(self, steps: int) -> None:
@@ -70,7 +71,8 @@ class Accumulation:
         self.steps = steps
 
     def steps_per_epoch(self, loaders: Sequence[Any]) -> int | None:
-        """Optimizer steps in one pass over the first loader; None if there is no loader or its length is unknown."""
+        """Number of optimizer steps in one pass over the first loader; None if there is no loader or its length
+        is unknown."""
         try:
             batches = len(loaders[0]) if loaders and isinstance(loaders[0], Sized) else None
         except TypeError:  # an iterable dataset
@@ -78,7 +80,8 @@ class Accumulation:
         return None if batches is None else -(-batches // self.steps)
 
     def begin_micro_batch(self, key: int = 0) -> None:
-        """Count a micro-batch, separately for each ``key``: the two models of a GAN accumulate independently."""
+        """Count a micro-batch. Each ``key`` has its own count, because the two models of a GAN accumulate
+        independently."""
         done = self._done.get(key, 0) + 1
         source = self.loaders.current
         if done >= self.steps or (source is not None and source.at_last_batch and self.sync_with_dataloader):
@@ -134,7 +137,8 @@ class MicroBatch:
 
 
 def samples_per_step(accumulation: Accumulation, group: RankGroup) -> str | None:
-    """Text about the number of samples per step, from the batch size of the loader in use; None if unknown."""
+    """Text for the log: the number of samples per optimizer step. None if the batch size of the loader in use is
+    unknown."""
     loader = accumulation.loaders.current
     try:
         total = getattr(loader, "total_batch_size", None)
@@ -158,9 +162,9 @@ def samples_per_step(accumulation: Accumulation, group: RankGroup) -> str | None
 
 
 def warn_if_divided(loss: Any, steps: int) -> bool:
-    """Warn if the script has divided the loss by ``steps``. ``backward`` divides it again, as in Accelerate.
+    """Warn if the script has divided the loss by ``steps``: ``backward`` divides the loss again, as in Accelerate.
 
-    Call it once, before ``backward`` divides. It inspects the autograd graph, which takes some microseconds and does
+    Call this function once, before ``backward`` divides. Inspecting the autograd graph takes some microseconds and does
     not synchronise with a GPU.
 
     Returns:
@@ -183,7 +187,7 @@ def _is_divided(node: Any, steps: int) -> bool:
     if node is None or node.name() not in ("DivBackward0", "MulBackward0"):
         return False
     if sum(source is not None for source, _ in node.next_functions) != 1:
-        return False  # both operands are computed
+        return False  # both operands are results of computations
     # A scalar operand is a tensor on the CPU. A tensor on a GPU was computed, and reading it would synchronise.
     factor = node._saved_other if node.name() == "DivBackward0" else _scalar(node)
     if not isinstance(factor, torch.Tensor) or factor.device.type != "cpu" or factor.numel() != 1:

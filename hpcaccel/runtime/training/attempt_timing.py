@@ -32,13 +32,14 @@ __all__ = ["AttemptClock", "StepCounter", "StepTimes"]
 logger = logging.getLogger(TRAINING_LOG)
 
 FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0
-"""Minimum interval between two writes without an event: at first, and after it has been doubled several times."""
+"""Seconds between two writes while no event occurs: ``FIRST_SECONDS`` at first, doubled up to ``MOST_SECONDS``."""
 SAMPLE = 512
-"""Size at which every second duration of the sample is dropped."""
+"""Number of durations in a sample at which every second duration is dropped."""
 
 
 class StepTimes:
-    """Median and maximum of many durations. The median is that of a bounded sample of evenly spaced durations."""
+    """Median and maximum of many durations. The median is computed from a sample of fewer than ``SAMPLE`` evenly spaced
+    durations."""
 
     def __init__(self) -> None:
         self.largest = 0.0
@@ -62,7 +63,7 @@ class StepTimes:
 
 
 class AttemptClock:
-    """Timing of one training. On ranks other than 0, and without a run directory, it only measures saves.
+    """Records the times of one training. On ranks other than 0, and without a run directory, nothing is written.
 
     Args:
         begun: when ``Accelerator()`` or ``stop_gate()`` was called, in seconds since the epoch.
@@ -122,7 +123,7 @@ class AttemptClock:
         write_json(path, to_dict(progress))
 
     def loaded(self, step: int) -> None:
-        """Record that the checkpoint of ``step`` was loaded; 0 if there is no checkpoint.
+        """Record that the checkpoint of ``step`` was loaded. Without a checkpoint ``step`` is 0.
 
         A load after the first step, such as loading the best model for an evaluation, does not change the step from
         which this attempt was resumed.
@@ -132,7 +133,7 @@ class AttemptClock:
         self._step = step
 
     def count(self, step: int) -> None:
-        """Record that a step is done. The number is written at once, so it survives a kill of the rank."""
+        """Record that ``step`` is done. The number is written at once, so that it survives if the rank is killed."""
         try:
             if self._counter is not None:
                 self._counter.write(step)
@@ -143,7 +144,7 @@ class AttemptClock:
             self._give_up(error)
 
     def step_is_over(self, step: int) -> None:
-        """Measure the time since the last step."""
+        """Record the time since the last step, and write ``timing.json`` if a write is due."""
         if self._run is None:
             return
         now = time.monotonic()
@@ -167,7 +168,7 @@ class AttemptClock:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Context of a save that blocks training."""
+        """Context that measures a save during which training stands still."""
         start = time.monotonic()
         try:
             yield
@@ -183,7 +184,7 @@ class AttemptClock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Context in which the training waits for a background save."""
+        """Context that measures how long training waits for a background save."""
         start = time.monotonic()
         try:
             yield
@@ -206,9 +207,10 @@ class AttemptClock:
 
     @property
     def expected_save_seconds(self) -> float | None:
-        """Expected time from the start of a save to its commit, on rank 0; None if unknown.
+        """Expected seconds from the start of a save to its commit, on rank 0; None if unknown.
 
-        The median of this attempt's saves (blocking or recorded, whichever is larger), else the slowest earlier save.
+        The larger of two medians over this attempt's saves: of the times for which they blocked training, and of the
+        times recorded in ``saves.jsonl``. Before this attempt's first save, the slowest save of earlier attempts.
         """
         if self._run is None:
             return None
@@ -245,7 +247,7 @@ class AttemptClock:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Stop writing. On a full disk the next save raises a clearer error."""
+        """Log the error and stop writing, without raising: on a full disk the next save raises a clearer error."""
         assert self._run is not None
         file = error.filename or self._run.step_counter(self._attempt)
         logger.info("cannot write %s (%s): the run's report will have no newer step times", file, error.strerror)
@@ -269,11 +271,11 @@ LOCAL = ("ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs")
 
 
 class StepCounter:
-    """The file with rank 0's last step, written at each step; ``hpcaccel.core.attempt_steps`` reads it.
+    """Writes the number of rank 0's last step to a file, which ``hpcaccel.core.attempt_steps`` reads.
 
-    On local file systems the file is mapped into memory: a step needs no system call, and the kernel keeps the value if
-    the process is killed. On other file systems a step is one ``pwrite``, because a network error in a mapping raises
-    SIGBUS, which would kill the training.
+    On local file systems the file is mapped into memory: a write needs no system call, and the kernel keeps the value
+    if the process is killed. On other file systems a write is one ``pwrite`` call, because a network error in a mapping
+    raises SIGBUS, which would kill the training.
 
     Raises:
         OSError: the file cannot be created.

@@ -45,7 +45,7 @@ def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_typ
 
 
 def clip_value(setup: Setup, parameters: Parameters, *, limit: float) -> None:
-    """Clamp gradients to ±``limit``, at accumulation boundaries."""
+    """At accumulation boundaries, clamp gradients to the range from ``-limit`` to ``limit``."""
     if not setup.accumulation.is_boundary:
         return
     parameters = _listed(parameters)
@@ -55,7 +55,9 @@ def clip_value(setup: Setup, parameters: Parameters, *, limit: float) -> None:
 
 
 def unscale(setup: Setup, optimizers: Any = None) -> None:
-    """Unscale the fp16 gradients of these optimizers (None: all), at accumulation boundaries and once per step.
+    """At accumulation boundaries, divide the fp16 gradients of these optimizers by the loss scale, once per step.
+
+    If ``optimizers`` is None, this applies to all prepared optimizers.
 
     Raises:
         RuntimeMisuse: an object is not a prepared optimizer.
@@ -74,7 +76,7 @@ def unscale(setup: Setup, optimizers: Any = None) -> None:
 
 
 def _unscale_those_of(setup: Setup, parameters: Sequence[torch.Tensor]) -> None:
-    """Unscale the gradients of the optimizers that have these parameters."""
+    """Unscale the gradients of each optimizer that has any of these parameters."""
     assert setup.scaling is not None
     optimizers = setup.prepared.optimizers
     if len(optimizers) > 1:
@@ -97,7 +99,8 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class _Holder:
-    """An object with ``grad`` (for a sharded gradient, this rank's shard), for torch's in-place functions."""
+    """Stands for a parameter in calls of torch's in-place functions, which change its ``grad``. For a sharded gradient
+    ``grad`` is this rank's shard."""
 
     __slots__ = ("grad",)
 
@@ -119,10 +122,11 @@ def _local(gradient: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """Norm over full tensors and shards. A collective over all ranks of the meshes."""
+    """Norm of all gradients together, of full tensors and of shards. Collective over the ranks of the meshes."""
     order = float(norm_type)
     parts_by_mesh: dict[Any, list[torch.Tensor]] = {}
-    """Local shards by mesh and sharded dimensions, in the order of the gradients, which is equal on all ranks."""
+    """This rank's shards, by mesh and by the mesh dimensions that divide the gradient. The keys are in the order of the
+    gradients, which is the same on all ranks."""
     for gradient in gradients:
         where, part = _shard_of(gradient) if is_dtensor(gradient) else (None, gradient)
         parts_by_mesh.setdefault(where, []).append(part)
@@ -136,7 +140,8 @@ def _total_norm(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Te
 
 
 def _shard_of(gradient: Any) -> tuple[Any, torch.Tensor]:
-    """The mesh and the mesh dimensions over which a tensor is sharded, and this rank's shard."""
+    """Returns ``((mesh, dimensions), shard)``: the mesh of a gradient, the mesh dimensions over which the gradient is
+    sharded, and this rank's shard."""
     placements = gradient.placements
     if any(placement.is_partial() for placement in placements):
         from torch.distributed.tensor import Replicate

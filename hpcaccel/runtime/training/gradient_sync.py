@@ -64,7 +64,7 @@ class NoSync:
 
 
 def no_sync(model: nn.Module) -> NoSync:
-    """The ``NoSync`` of this model, created only once because it is entered in every micro-batch."""
+    """The ``NoSync`` context of this model. It is created once and reused, because every micro-batch may enter it."""
     found: NoSync | None = model.__dict__.get("_hpcaccel_no_sync")
     if found is None:
         switch = sync_switch(model)
@@ -144,11 +144,14 @@ def trigger_sync_in_backward(model: nn.Module) -> SyncInBackward:
 def join_uneven_inputs(setup: Setup, joinables: Sequence[Any], *, even_batches: bool | None) -> Iterator[None]:
     """Context with torch's ``Join``, for gloo and NCCL: ranks that run out of batches keep taking part in gradient
     all-reduces. At the end of the context all ranks have the parameters of the rank that finished last. Saves and stops
-    are deferred to the end. With even batches ``Join`` is not enabled.
+    are deferred to the end of the context. If all ranks get the same number of batches, ``Join`` is not enabled.
+
+    Args:
+        even_batches: setting of prepared loaders inside the context; None leaves the setting unchanged.
 
     Raises:
-        RuntimeMisuse: a model does not support ``Join``, such as a sharded one. If the Accelerator's ``even_batches``
-            is set, a sharded training gets a warning instead.
+        RuntimeMisuse: a model, such as a sharded one, does not support ``Join``. If the Accelerator's
+            ``even_batches`` is set, a warning is shown instead for a sharded training.
     """
     from torch.distributed.algorithms.join import Join, Joinable
 
@@ -205,8 +208,8 @@ class LocalSGD:
     """Context of a training loop in which ranks average parameters instead of gradients.
 
     Use ``with LocalSGD(accelerator=..., model=..., local_sgd_steps=8) as local_sgd:``, and call ``local_sgd.step()``
-    after each optimizer step. Parameters are averaged over all ranks after every ``local_sgd_steps`` steps and at the
-    end of the block, unless it raises; optimizer state and buffers are not averaged.
+    after each optimizer step. Parameters are averaged over all ranks after every ``local_sgd_steps`` steps, and at the
+    end of the block unless the block raises. Optimizer state and buffers are not averaged.
 
     Raises:
         RuntimeMisuse: the model is sharded, so its ranks cannot train independently; or ``local_sgd_steps`` is below 1.
@@ -242,8 +245,8 @@ class LocalSGD:
         """Count an optimizer step; average the parameters if due. All ranks must do the same number of steps.
 
         Raises:
-            RuntimeMisuse: a rank does not take part in an average (on GPUs detected in the first calls only, except in
-                debug mode).
+            RuntimeMisuse: a rank does not take part in an average. On GPUs only the first calls are checked, except in
+                debug mode.
         """
         self.num_steps += 1
         if self.enabled and self.num_steps % self.local_sgd_steps == 0:

@@ -1,4 +1,4 @@
-"""``Loop``: the training loop of one process: ``resume``, ``epochs``, ``steps``, ``checkpoint``, ``should_stop``.
+"""``Loop``: one process's training loop, with ``resume``, ``epochs``, ``steps``, ``checkpoint`` and ``should_stop``.
 
 Protocol
 --------
@@ -9,8 +9,8 @@ All ranks save and stop at the same optimizer step, on which they agree while tr
    loader, ``checkpoint()``, the next item of ``epochs()`` or ``steps()``, or the next backward pass. That call runs
    ``Loop.step_is_over``.
 2. *The ranks agree.* At step k each rank issues an asynchronous all-reduce (``StopAgreement.issue``). Its main values
-   are: whether it has to stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``),
-   whether it is still in its loop, and the progress of its background save. At step k + 1 all ranks read the same
+   say whether the rank must stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``),
+   whether the rank is still in its loop, and how far its background save is. At step k + 1 all ranks read the same
    result (``StopAgreement.read``). A single process uses its own values, and skips both calls if no action is due.
 3. *All ranks act on the result* (``AgreedActions``): finish the background save, stop, or save. ``SaveSchedule`` saves;
    ``TrainingEnd`` carries out a stop: either it saves (if there is time) and raises SystemExit, or ``finishing``
@@ -18,12 +18,12 @@ All ranks save and stop at the same optimizer step, on which they agree while tr
 4. *Leaving a loop.* Ranks may leave their loops at different steps. A rank that has left continues to issue and read,
    as inactive, until all ranks have left (``AgreedActions.until_all_have_left``); then all save the result.
 
-``Resumption`` loads a checkpoint at the start (``resume()``, which ``epochs()`` and ``steps()`` call, or
-``load_state()``). It restores the random generators twice: when the checkpoint is loaded, and when the loop starts (in
-the middle of an epoch: when the loader continues), because code between the two may draw from them.
+``Resumption`` loads a checkpoint at the start: in ``resume()``, which ``epochs()`` and ``steps()`` call, or in
+``load_state()``. It restores the random generators when the checkpoint is loaded, and again when the loop starts or, in
+the middle of an epoch, when the loader continues, because code run in between may draw from them.
 
-A script that calls none of ``resume``, ``epochs``, ``steps`` and ``checkpoint`` is saved when it is stopped, but not by
-schedule, and resumes only through ``load_state()``.
+If a script calls none of ``resume``, ``epochs``, ``steps`` and ``checkpoint``, its training is saved when a stop is
+requested, but not by schedule, and resumes only through ``load_state()``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Loop:
             RuntimeMisuse: nothing has been prepared, or this program has already completed a training with this
                 checkpoint directory.
             CheckpointError: the checkpoint could not be loaded.
-            SystemExit: while the program was starting, a stop was requested after which the run is to be continued.
+            SystemExit: a stop was requested while the program was starting, and the run is to be continued later.
         """
         self._manage()
         if self._resumption.resumed is not None:
@@ -114,7 +114,8 @@ class Loop:
         self._exit()
 
     def steps(self, count: int) -> Iterator[int]:
-        """Yield the number of completed steps while it is less than ``count`` and the training is not ending."""
+        """Before each step, yield the number of completed steps, up to ``count - 1``. Stop early if the training is
+        ending for good."""
         self._enter(count)
         while self.step < count and not self.finishing:
             try:
@@ -131,7 +132,8 @@ class Loop:
         Between accumulation boundaries of a prepared optimizer nothing is saved.
 
         Raises:
-            SystemExit: with code 85, or 143 without a checkpoint directory, on all ranks at the same step.
+            SystemExit: on all ranks at the same step, if the run must stop and continue later. The exit code is 85, or
+                143 if there is no checkpoint directory.
             CheckpointError: the checkpoint could not be saved.
             RuntimeMisuse: the run has a checkpoint that the script has not loaded, or this program has already
                 completed a training with this checkpoint directory.
@@ -164,7 +166,7 @@ class Loop:
         self._agreed.at_step(step)
 
     def backward_begins(self) -> None:
-        """Called when a backward pass starts. It ends the last step if no other call does (see ``StepBoundary``).
+        """Called when a backward pass starts. Ends the last step if no other call ends it (see ``StepBoundary``).
 
         A save at this point contains the state after the last step, except that the forward pass may have drawn from
         the global random generators.
@@ -182,10 +184,10 @@ class Loop:
 
     @contextmanager
     def saves_and_stops_deferred(self) -> Iterator[None]:
-        """Context that defers saves and stops to its end; in a loop over ``epochs()`` to the end of the epoch, and with
-        ``steps()`` or ``checkpoint()`` to the next step.
+        """Context that defers saves and stops, for blocks in which ranks do different numbers of steps.
 
-        It is for blocks in which ranks do different numbers of steps. All ranks must enter and leave it.
+        They are deferred to the end of the epoch in a loop over ``epochs()``, to the next step with ``steps()`` or
+        ``checkpoint()``, else to the end of the context. All ranks must enter and leave the context.
         """
         with self.boundary.held():
             yield
@@ -196,9 +198,9 @@ class Loop:
 
     @property
     def finished_epochs_are_over(self) -> bool:
-        """Whether an epoch whose last step was saved counts as complete. Scripts that use this loop's methods or may
-        restore the epoch number from a registered object enter that epoch again and find no batches left; other scripts
-        start the next epoch."""
+        """Whether a resume starts the next epoch if the last step of an epoch was saved. Scripts that use this loop's
+        methods, or that may restore the epoch number from a registered object, enter the complete epoch again instead,
+        and find no batches left."""
         restores_epoch = self.context.prepared.registered and not self._resumption.was_saved_by_script
         return not (self.saves.is_managed or restores_epoch)
 
@@ -216,14 +218,14 @@ class Loop:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the script is iterating over a loader that is not trained on, after the first step."""
+        """Whether the script has done a step and is now iterating over a loader that is not trained on."""
         source = self.context.in_use.current
         return source is not None and not source.trains and self.boundary.has_begun
 
     # -- loading, ending ----------------------------------------------------------------------------------------------
 
     def load(self, path: Path, *, given: Path | None = None, fall_back: bool = True) -> ResumedCounters:
-        """Restore ``path`` into all prepared objects; see ``CheckpointManager.load``."""
+        """Restore the checkpoint ``path`` into all prepared objects; see ``CheckpointManager.load``."""
         self._clock.prepared()
         with self._status.during("loading"):
             resumed = self._resumption.load(path, given=given, fall_back=fall_back)
@@ -267,7 +269,7 @@ class Loop:
         self.finishing = True
 
     def _agree_at_once(self) -> None:
-        """Agree on the steps inside ``saves_and_stops_deferred``, for which no agreement was issued."""
+        """Agree on saves and stops for the steps inside ``saves_and_stops_deferred``, which issued no agreements."""
         if self.boundary.has_unagreed_steps:
             self.boundary.has_unagreed_steps = False
             if not self.boundary.has_begun:
@@ -287,7 +289,7 @@ class Loop:
             self.context.log_once(samples)
 
     def _log_delayed_stop(self) -> None:
-        """If an evaluation is running, log that the stop is delayed until it ends: rank 0 may be evaluating alone."""
+        """If an evaluation is running, log that it delays the stop: rank 0 may be evaluating alone."""
         if self.evaluates:
             self.context.log_once(
                 "a stop was requested during an evaluation: the training stops at the next training step. If the ranks "

@@ -1,4 +1,5 @@
-"""``LoopContext``: objects shared by the parts of the training loop; ``Counters``; and the loop's ``LoopActivity``."""
+"""``LoopContext``, the objects that the parts of the training loop share; ``Counters``, its saved state; and
+``LoopActivity``, its report to the heartbeat."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Counters:
         self.step = 0
         self.epoch = 0
         self.threads = torch.get_num_threads()
-        """Number of torch threads at the save from which this training was resumed; else the number in this process."""
+        """Number of torch threads when the loaded checkpoint was saved; without a checkpoint, the number in this
+        process."""
         self._metrics = metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,7 +120,7 @@ class LoopContext:
 
 
 class LoopActivity:
-    """What the loop is doing, for the heartbeat.
+    """Tells the heartbeat what the loop is doing.
 
     Args:
         evaluates: returns whether the script is iterating over a loader that is not trained on.

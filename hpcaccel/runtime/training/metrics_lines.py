@@ -16,7 +16,7 @@ from hpcaccel.core.durable_files import append_bytes
 __all__ = ["MetricsLines", "flatten", "is_json_value", "plain", "warning_for"]
 
 FLUSH_SECONDS = 1.0
-"""Time after which a buffered line is written."""
+"""Seconds after which a buffered line is written."""
 
 
 class MetricsLines:
@@ -32,7 +32,7 @@ class MetricsLines:
         self._written = 0.0
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
-        atexit.register(self.write_out)  # also after an exception: the last second matters
+        atexit.register(self.write_out)  # runs after an exception too: the lines of the last second matter
         os.register_at_fork(after_in_child=self._drop)
 
     def add(self, line: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ def _start(function: Any) -> threading.Timer | None:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and values; names in nested dicts become ``outer/inner``."""
+    """Yield names and values. The name of a value in a nested dict becomes ``outer/inner``."""
     for name, value in values.items():
         value = plain(value)
         if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def is_json_value(value: Any) -> bool:
-    """Whether ``metrics.jsonl`` stores the value; others, such as images, go to trackers only."""
+    """Whether ``metrics.jsonl`` stores the value. Other values, such as images, go to trackers only."""
     return isinstance(value, bool | int | float | str) or value is None
 
 
@@ -106,8 +106,8 @@ def warning_for(name: str, value: Any) -> str:
 
 def plain(value: Any) -> Any:
     """Convert a one-element tensor or array to a number; other values are unchanged."""
-    if callable(getattr(value, "numel", None)):  # torch's
+    if callable(getattr(value, "numel", None)):  # a torch tensor
         return value.item() if value.numel() == 1 else value
-    if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # numpy's
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy array or number
         return value.item()
     return value

@@ -29,7 +29,8 @@ __all__ = ["Listener", "MetricsWriter", "log_values", "plain"]
 
 
 class Listener(Protocol):
-    """Receives two events: buffered values must be written, and values will be logged again after a resume."""
+    """Receives the calls ``flush`` (write buffered values now) and ``resumed`` (a checkpoint was loaded: values after
+    ``step`` will be logged again)."""
 
     def flush(self) -> None: ...
 
@@ -37,12 +38,12 @@ class Listener(Protocol):
 
 
 class MetricsWriter:
-    """Writes ``metrics.jsonl`` on rank 0, one line per call (one for all micro-batches of a step). Lines are buffered
-    for up to a second (see ``MetricsLines``) and written before a checkpoint is committed, so that a kill of the rank
-    does not lose metrics of committed steps.
+    """Writes ``metrics.jsonl`` on rank 0, one line per call; calls in the micro-batches of one step share a line. Lines
+    are buffered for up to a second (see ``MetricsLines``) and written before a checkpoint is committed, so that no
+    metrics of committed steps are lost if the rank is killed.
 
     Args:
-        path: path of ``metrics.jsonl``; None: write nothing.
+        path: path of ``metrics.jsonl``; if None, nothing is written.
     """
 
     def __init__(self, path: Path | None, *, attempt: int) -> None:
@@ -72,8 +73,8 @@ class MetricsWriter:
             self.flush()
 
     def hold(self, values: Mapping[str, Any], *, step: int, epoch: int) -> None:
-        """Log values of micro-batches before the boundary of ``step``. They are written together with the values of the
-        boundary, which take precedence."""
+        """Log values in a micro-batch before the boundary of ``step``. They are written later, together with the values
+        logged at the boundary, which take precedence."""
         if self._held is not None and self._held[0] != step:
             self._write_held()
         self.count(step)
@@ -96,7 +97,7 @@ class MetricsWriter:
         self.logged_step = step if self.logged_step is None else max(step, self.logged_step)
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
+        """Restore the losses and ``logged_step`` from a checkpoint, and notify the listener."""
         self.first_loss, self.last_loss = state["first_loss"], state["last_loss"]
         self.logged_step = self.resumed_step = state.get("logged_step", state["step"])
         if self.listener is not None and self.resumed_step is not None:
@@ -137,11 +138,12 @@ def log_values(
     """Log values to the run's metrics and the trackers, on rank 0.
 
     Args:
-        step: default: the number of completed optimizer steps, or the current step between accumulation boundaries; but
-            at least the largest step logged before, so that scripts with their own step numbers get a single axis.
+        step: step to log the values for. By default the number of completed optimizer steps, or the current step
+            between accumulation boundaries. The default is never less than the largest step logged before, so that
+            scripts with their own step numbers get a single axis.
         log_kwargs: keyword arguments for each tracker's ``log``, by tracker name.
     """
-    if any(map(is_dtensor, values.values())):  # a collective: before ranks other than 0 return
+    if any(map(is_dtensor, values.values())):  # ``full`` is a collective: call it before ranks other than 0 return
         values = {name: full(value) if is_dtensor(value) else value for name, value in values.items()}
     if not session.group.is_main:
         return

@@ -20,10 +20,10 @@ def _do_nothing() -> None:
 
 
 class PreparedOptimizer(Optimizer):
-    """Wrapper around the script's optimizer (attribute ``optimizer``), to which all other attributes are delegated.
+    """Wraps the script's optimizer (attribute ``optimizer``), and delegates all other attributes to it.
 
-    ``step`` and ``zero_grad`` do nothing between accumulation boundaries; with a scaler ``step`` unscales first and is
-    skipped after an overflow (``step_was_skipped``).
+    ``step`` and ``zero_grad`` do nothing between accumulation boundaries. With a scaler, ``step`` first unscales the
+    gradients, and takes no step if they have overflowed (``step_was_skipped``).
 
     Args:
         scaling: gradient scaling for fp16, shared by all prepared optimizers; None for other precisions.
@@ -32,7 +32,7 @@ class PreparedOptimizer(Optimizer):
     """
 
     _followed_by_copies: ClassVar[tuple[Accumulation, Scaling | None] | None] = None
-    """The session's accumulation and scaling, for copies unpickled in this process. Set by ``follow_in_copies``."""
+    """Accumulation and scaling that copies unpickled in this process use. Set by ``follow_in_copies``."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class PreparedOptimizer(Optimizer):
         self._on_step = on_step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step at accumulation boundaries.
+        """Take a step, at accumulation boundaries only.
 
         Raises:
-            RuntimeMisuse: there is a closure under fp16; gradients were not reduced to their shards.
+            RuntimeMisuse: a closure is given under fp16, or gradients were not reduced to their shards.
         """
         if not self._accumulation.is_boundary:
             return None
@@ -71,10 +71,10 @@ class PreparedOptimizer(Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Zero the gradients at accumulation boundaries.
+        """Zero the gradients, at accumulation boundaries only.
 
         Args:
-            set_to_none: None: the default of the script's optimizer.
+            set_to_none: as in torch; if None, the default of the script's optimizer applies.
         """
         if not self._accumulation.is_boundary:
             return
@@ -154,7 +154,7 @@ class PreparedOptimizer(Optimizer):
 
     @staticmethod
     def follow_in_copies(accumulation: Accumulation | None, scaling: Scaling | None = None) -> None:
-        """Set accumulation and scaling for copies unpickled from now on.
+        """Set the accumulation and scaling that copies unpickled from now on use.
 
         If ``accumulation`` is None, copies take every step.
         """

@@ -15,13 +15,13 @@ __all__ = ["PreparedScheduler", "prepare_scheduler"]
 
 
 class PreparedScheduler:
-    """Wrapper around the script's scheduler (attribute ``scheduler``), to which all other attributes are delegated.
+    """Wraps the script's scheduler (attribute ``scheduler``), and delegates all other attributes to it.
 
     Args:
         scheduler: an object with ``step``, ``state_dict`` and ``load_state_dict``.
         optimizers: the optimizers whose learning rate the scheduler sets.
         repeats: number of steps of the script's scheduler per optimizer step.
-        with_optimizer: step only when the optimizers do; False: step once at every call.
+        with_optimizer: whether to step only when the optimizers do. If False, step once at every call.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class PreparedScheduler:
 def prepare_scheduler(setup: Setup, scheduler: Any) -> PreparedScheduler:
     """Prepare a scheduler with the settings of an Accelerator.
 
-    Accelerate steps a scheduler once per process, and its users lengthen their schedules accordingly. This is therefore
-    the default here too, and it is logged.
+    By default the scheduler steps once per process at each optimizer step, which is logged. Accelerate does the same,
+    and its users lengthen their schedules accordingly.
     """
     session, settings = setup.session, setup.settings
     world_size = session.group.world_size

@@ -1,10 +1,10 @@
-"""``ProcessExit``: this process's exit, with the stop request, ``outcome.json`` and the end of the process group.
+"""``ProcessExit``: reads the stop request, writes ``outcome.json``, and leaves the process group at the exit.
 
 A program that ends normally writes the outcome ``completed``. A program that was stopped writes the step and the
-checkpoint from which it continues, and raises ``SystemExit``. A program that fails writes no outcome.
+checkpoint from which it will continue, and raises ``SystemExit``. A program that fails writes no outcome.
 
 In a preemption with grace time Slurm signals only the ranks, and only the batch step can query the grace time. If saves
-take long, rank 0 therefore writes a marker for the supervisor and waits briefly for its request.
+take long, rank 0 therefore writes a marker for the supervisor, and waits briefly for the supervisor's stop request.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ProcessExit:
 
     Args:
         at_end: called at the normal end of the program; it must call ``complete``.
-        ignore_signals: makes the process ignore stop signals; called when it exits.
+        ignore_signals: called when the process exits, to make it ignore stop signals.
     """
 
     def __init__(
@@ -71,8 +71,9 @@ class ProcessExit:
         atexit.register(self._at_exit)
 
     def request(self, *, save_seconds: float | None = None) -> tuple[StopRequest, bool]:
-        """The stop request as read by rank 0, and whether there is time to save. Without a request from the supervisor
-        the signal came from the cluster, and the training is to be continued.
+        """Returns the stop request that rank 0 has read, and whether there is time to save. If the supervisor has
+        written no request, the signal came from the cluster; the request that is returned then says that the training
+        is to be continued.
 
         Args:
             save_seconds: expected time of a save on rank 0; None if unknown.
@@ -92,7 +93,8 @@ class ProcessExit:
         """Write the outcome, wait for all ranks, and exit.
 
         Raises:
-            SystemExit: always; with code 0 if the training is not to be continued, else 85 if ``saved``, else 143.
+            SystemExit: always. The exit code is 0 if the training is not to be continued; otherwise it is 85 if
+                ``saved`` is true, and 143 if not.
         """
         self._ignore_signals()
         self._write(outcome)
@@ -105,8 +107,8 @@ class ProcessExit:
         raise SystemExit(EXIT_CONTINUED if saved else EXIT_TERMINATED)
 
     def complete(self, outcome: Outcome) -> None:
-        """Write the outcome of a normal end, wait for all ranks, and leave the process group (at exit only if all ranks
-        have arrived)."""
+        """Write the outcome of a normal end, wait for all ranks, and leave the process group. At the program's exit,
+        the group is left only if all ranks have arrived."""
         self._write(outcome)
         # At exit, a missing rank may still be in a collective; in the middle of a script a new group may follow.
         if self._group.wait_at_exit() or not self._exiting:
@@ -146,8 +148,8 @@ class ProcessExit:
             self._log_reason_of_others()
 
     def _write_reason(self, text: str) -> None:
-        """Write the reason for this rank's failure to the run directory, for ranks that wait in a torch collective and
-        only get a connection error. The store may end with this process."""
+        """Write the reason for this rank's failure to the run directory. Ranks that wait in a torch collective get only
+        a connection error; they read the reason there, because the store may end with this process."""
         run = self._place.run
         if run is not None:
             path = run.abort_reason(self._place.attempt)
@@ -184,7 +186,7 @@ def read_request(place: OutputLocation, *, save_seconds: float | None) -> dict[s
     """The request in ``stop.json``; None if there is none.
 
     Args:
-        save_seconds: expected time of a save; None if unknown. If it is long, wait for the supervisor's request.
+        save_seconds: expected time of a save; None if unknown. If saves take long, wait for the supervisor's request.
     """
     if place.run is None:
         return None
@@ -213,7 +215,7 @@ class LoneRank:
     """Takes the place of ``RankGroup`` in a process that does not coordinate with any other. Needs no torch.
 
     Args:
-        rank: its rank. Only rank 0 writes the run's files, even if other processes run beside it.
+        rank: the process's rank. Only rank 0 writes the run's files, even if other processes run beside it.
     """
 
     control: None = None

@@ -21,7 +21,8 @@ logger = logging.getLogger(TRAINING_LOG)
 
 @dataclass(frozen=True)
 class ResumedCounters:
-    """Start of this training: completed steps and epochs, and the checkpoint (None: the training starts at step 0)."""
+    """Where this training starts: the numbers of completed steps and epochs, and the path of the loaded checkpoint
+    (None if the training starts at step 0)."""
 
     step: int
     epoch: int
@@ -29,20 +30,20 @@ class ResumedCounters:
 
 
 class Resumption:
-    """The checkpoint from which this training continues."""
+    """Loads the checkpoint from which this training continues."""
 
     def __init__(self, context: LoopContext) -> None:
         self.resumed: ResumedCounters | None = None
         """None until ``resume()`` or ``load_state()`` is called."""
         self.in_mid_epoch = False
-        """Whether a loader was in the middle of its data at the save. The loader restores the generators on resume."""
+        """Whether a loader was in the middle of its data at the save. If so, it restores the generators on resume."""
         self.was_saved_by_script = False
         """Whether the checkpoint was made by ``save_state()``, not by the loop."""
         self._context = context
         self._random_state: Any = None
 
     def load(self, path: Path, *, given: Path | None, fall_back: bool) -> ResumedCounters:
-        """Restore ``path`` into all prepared objects; the arguments are those of ``CheckpointManager.load``."""
+        """Restore the checkpoint ``path`` into all prepared objects. Arguments: see ``CheckpointManager.load``."""
         context, counters = self._context, self._context.counters
         loaded = context.checkpoints.load(path, counters, given=given, fall_back=fall_back)
         if context.settings.deterministic and context.group.device.type == "cpu":
@@ -63,7 +64,7 @@ class Resumption:
         return self.resumed
 
     def start_at_zero(self) -> ResumedCounters:
-        """Start at step 0: there is no checkpoint."""
+        """Start at step 0, because there is no checkpoint."""
         self.resumed = ResumedCounters(0, 0, None)
         self._context.clock.loaded(0)
         if self._context.checkpoints.has_place:
@@ -71,14 +72,14 @@ class Resumption:
         return self.resumed
 
     def restore_rng(self) -> None:
-        """Set the random generators to their state in the checkpoint a second time: code run since the load may
+        """Set the random generators to their state in the checkpoint once more, because code run since the load may
         have drawn from them. Later calls do nothing."""
         if self._random_state is not None:
             self._context.checkpoints.restore_rng(self._random_state)
             self._random_state = None
 
     def write_progress(self, resumed: ResumedCounters, total_steps: int | None) -> None:
-        """Write where this attempt resumes and the total number of steps to ``progress.json``, on rank 0."""
+        """On rank 0, write to ``progress.json`` where this attempt resumes, and the total number of steps if known."""
         self._context.clock.begin(
             resumed_step=resumed.step,
             resumed_from=resumed.path.name if resumed.path else None,

@@ -1,4 +1,4 @@
-"""``SaveSchedule``: when the loop's next save is due, background saves, and the steps that a stop would lose."""
+"""``SaveSchedule``: carries out the loop's saves when they are due, and keeps track of background saves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PROGRESS = {"done": DONE, "busy": BUSY, "failed": FAILED}
 
 
 class SaveSchedule:
-    """Saves at steps on which all ranks have agreed. All ranks must call the methods that save or wait together."""
+    """Saves at steps on which all ranks have agreed. Methods that save or wait are collective: all ranks call them."""
 
     def __init__(self, context: LoopContext) -> None:
         self.checkpoints = context.checkpoints
@@ -31,9 +31,9 @@ class SaveSchedule:
         self.is_managed = False
         """Whether the script uses the loop's methods. Otherwise nothing is saved by schedule."""
         self.step = 0
-        """The last step that was loaded or saved, or is being saved."""
+        """Step of the checkpoint that was last loaded or saved, or is being saved."""
         self._committed_step = 0
-        """The last committed step, while a background save is in progress."""
+        """While a background save is in progress: step of the last committed checkpoint."""
         self._skipped_step = 0
         """The last step whose save was due but skipped."""
         self._exactness = context.exactness
@@ -81,7 +81,7 @@ class SaveSchedule:
             )
 
     def begin_at(self, step: int) -> None:
-        """Schedule the next save after the checkpoint of ``step``, which was loaded or saved."""
+        """Schedule the next save. The checkpoint of ``step`` has just been loaded or saved."""
         self.step = step
         self._saved_at = time.monotonic()
         self._schedule()
@@ -102,9 +102,9 @@ class SaveSchedule:
         """Save on all ranks together. If they have done different numbers of steps, the largest number is used.
 
         Args:
-            missing: ranks that do not take part. In that case rank 0 saves alone, and the schedule ignores this save,
-                because the other ranks have no record of it.
-            background: return as soon as a snapshot is taken, where possible; see ``CheckpointManager.save``.
+            missing: ranks that do not take part. If there are any, rank 0 saves alone, and the schedule ignores this
+                save, because the other ranks have no record of it.
+            background: whether to return once a snapshot is taken, where possible; see ``CheckpointManager.save``.
 
         Returns:
             The checkpoint's directory.
@@ -129,7 +129,7 @@ class SaveSchedule:
         return path
 
     def _doubts(self, missing: Sequence[int]) -> list[str]:
-        """Reasons why the checkpoint is not bit-exact, on any rank that takes part."""
+        """Reasons why the checkpoint is not bit-exact, collected from all ranks that take part."""
         found = self._exactness.doubts(self._counters.step, self._counters.epoch)
         if self._settings.deterministic and self._group.exchange is not None and not missing:
             every = self._group.exchange.objects_from_all(found, what="the guarantee of a checkpoint")
@@ -139,7 +139,7 @@ class SaveSchedule:
         return found
 
     def due(self) -> None:
-        """Carry out a scheduled save; with ``when_busy: skip``, skip it if the previous save is still in progress."""
+        """Carry out a scheduled save. With ``when_busy: skip``, skip it if the previous save is still in progress."""
         step = self._counters.step
         if self.in_flight and self._settings.when_busy == "skip":
             self._skipped_step, self._saved_at = step, time.monotonic()
@@ -162,7 +162,8 @@ class SaveSchedule:
         self.checkpoints.settle(failed=failed)
 
     def wait(self) -> None:
-        """Wait for the background save. If it failed, log the error and reset ``step``, so that ``if_newer`` saves."""
+        """Wait for the background save. If it failed, log the error and reset ``step``, so that ``if_newer`` saves
+        again."""
         try:
             with self._clock.waiting():
                 self.checkpoints.drain()
@@ -176,13 +177,13 @@ class SaveSchedule:
         self._schedule()
 
     def if_newer(self, reason: str) -> None:
-        """Wait for the last save; save again if steps were done since and there is a checkpoint directory."""
+        """Wait for the last save. Save again if steps were done since then and there is a checkpoint directory."""
         self.wait()
         if self.has_place and self._group.max_of(self._counters.step) > self.step:
             self.now(reason)
 
     def saved_description(self) -> str:
-        """The saved and the lost steps at a stop, for the log."""
+        """Text for the log of a stop: which steps are saved, and which are lost."""
         step = self._counters.step
         if not (self.has_place and step):
             return "nothing was saved"

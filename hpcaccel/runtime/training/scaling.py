@@ -20,16 +20,16 @@ __all__ = ["Scaling", "ShardedScaler", "make_scaler"]
 class Scaling:
     """Calls torch's GradScaler for scripts that do not call it themselves.
 
-    torch requires ``update`` once per iteration, after all optimizers have stepped, because it resets the record of
-    unscaled gradients. The update is delayed until all optimizers with unscaled gradients have stepped, at the latest
-    until the next backward pass.
+    torch requires one call of ``update`` per iteration, after all optimizers have stepped, because ``update`` resets
+    the record of unscaled gradients. The call is delayed until all optimizers with unscaled gradients have stepped, but
+    at the latest until the next backward pass.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self.scaler = scaler
         self._backwards = 0
         self._unscaled: dict[int, int] = {}
-        """Number of the backward pass, by id of each optimizer that has unscaled gradients and has not stepped yet."""
+        """Number of the backward pass, for each optimizer (by id) with unscaled gradients that has not stepped yet."""
         self._update_due = False
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -54,12 +54,12 @@ class Scaling:
 
         Returns:
             The result of the step, and whether the step was skipped. For most optimizers the second value is a bool:
-            torch's scaler has read the overflow and does not call the optimizer, so no further synchronisation with the
-            device is needed. A fused optimizer is always called and decides on the device; the second value is then a
-            tensor on the device.
+            torch's scaler reads from the device whether gradients have overflowed, and calls the optimizer only if they
+            have not. A fused optimizer is always called and decides on the device; the second value is then a tensor on
+            the device.
 
         Raises:
-            RuntimeMisuse: there is a closure, which would compute new, scaled gradients after the check for overflows.
+            RuntimeMisuse: a closure is given: it would compute new, scaled gradients after the check for overflows.
         """
         if closure is not None:
             raise RuntimeMisuse(
@@ -122,7 +122,7 @@ def make_scaler(
 
 
 class ShardedScaler(torch.amp.GradScaler):
-    """torch's scaler with one reduction over all ranks: an overflow on any rank skips the step on all.
+    """torch's scaler with one reduction over all ranks: if gradients overflow on any rank, all ranks skip the step.
 
     torch's own scaler requires all gradients on one mesh. It fails, or reduces over too few ranks, if tensor
     parallelism leaves some parameters unsharded.

@@ -34,7 +34,7 @@ class StepBoundary:
         self.script_reports = False
         """Whether the script calls ``checkpoint`` and thereby reports the end of each step."""
         self.has_unagreed_steps = False
-        """Whether ``held`` has ended and the ranks have not yet agreed on saves and stops for the steps inside it."""
+        """Whether a ``held`` context has ended and the ranks have not yet agreed on saves and stops for its steps."""
         self._counters = context.counters
         self._prepared = context.prepared
         self._in_use = context.in_use
@@ -73,7 +73,7 @@ class StepBoundary:
         """Report that the last step is over.
 
         Returns:
-            False inside ``held``, and if no step was done since the last report.
+            Whether there was a step to report: False inside ``held``, or if no step was done since the last report.
         """
         step = self._counters.step
         if step == self.reported_step or self._holds:
@@ -86,9 +86,9 @@ class StepBoundary:
     def is_over_at_backward(self) -> bool:
         """Whether a backward pass that starts now has to report the last step.
 
-        It does if the script uses neither a prepared loader nor ``checkpoint()``, once all optimizers have stepped (a
-        GAN has several), and after ``MOST_UNREPORTED_STEPS`` in any case: a loader that has not returned a batch for
-        that many steps is not the training's loader, and a stop must not wait for it.
+        It has to if the script uses neither a prepared loader nor ``checkpoint()`` and all optimizers have stepped (a
+        GAN has several). After ``MOST_UNREPORTED_STEPS`` it has to in any case: a loader that has not returned a batch
+        for that many steps is not the training's loader, and a stop must not wait for it.
         """
         if self._counters.step - self.reported_step >= MOST_UNREPORTED_STEPS:
             return True

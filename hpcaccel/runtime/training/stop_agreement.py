@@ -1,8 +1,9 @@
 """``StopAgreement`` and ``AgreedActions``: all ranks save and stop at the same optimizer step.
 
-A signal handler only sets a flag. An asynchronous all-reduce combines the ranks' flags: issued at optimizer step k, and
-read by every rank at step k + 1. All ranks read the same value, so they take the same decision at the same step.
-A rank's flags are bits of one integer: on 4 ranks gloo reduces one number in a third of the time that six numbers take.
+A signal handler only sets a flag. An asynchronous all-reduce combines the ranks' flags: each rank issues it at
+optimizer step k, and reads its result at step k + 1. All ranks read the same value, so they take the same decision at
+the same step. A rank's flags are bits of one integer, because on 4 ranks gloo reduces one number in a third of the time
+that it needs for six.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ __all__ = [
 ]
 
 DONE, BUSY, FAILED = range(3)
-"""Progress of a rank's background save; the agreement is the largest value of all ranks."""
+"""Progress of a rank's background save. The ranks agree on the largest value."""
 
 
 class StopDecision(NamedTuple):
-    """The ranks' agreement: whether any rank has to stop or save, or is still in its loop."""
+    """What the ranks have agreed on: whether any rank has to stop or save, or is still in its loop."""
 
     stop: bool = False
     save: bool = False
@@ -41,11 +42,11 @@ class StopDecision(NamedTuple):
     uneven: bool = False
     """Whether only some of the ranks have read a loader to its end."""
     saving: int = 0
-    """Progress of the background save: the largest value of all ranks."""
+    """Progress of the background save: the largest of all ranks' values."""
 
 
 class StopAgreement:
-    """One reduction per optimizer step on the control group; without a group, the result is the rank's own values."""
+    """Does one reduction per optimizer step on the control group. Without a group, returns the rank's own values."""
 
     def __init__(self, control: dist.ProcessGroup | None, watchdog: CollectiveWatchdog | None = None) -> None:
         self._control = control
@@ -56,10 +57,11 @@ class StopAgreement:
         self._own: StopDecision | None = None
         """The last values of a rank without a group."""
         self.is_quiet = False
-        """Whether a rank without a group had no action due at its last ``issue``, whose result then remains valid."""
+        """Whether no action was due at the last ``issue`` of a rank without a group. The result of that ``issue`` then
+        stays valid."""
         self._issued = 0
         self.times: list[int] = []
-        """Own times of all ranks in the last agreement that contained them, until they are consumed."""
+        """All ranks' own times, from the last agreement that contained them; emptied by the caller after use."""
         self._values: torch.Tensor | None = None
         self._work: dist.Work | None = None
 
@@ -70,7 +72,7 @@ class StopAgreement:
 
     @property
     def gathers(self) -> bool:
-        """Whether the next agreement contains every rank's own time. The result is equal on all ranks, because they
+        """Whether the next agreement contains every rank's own time. The answer is the same on all ranks, because they
         have issued the same number of agreements."""
         return self._control is not None and (self._issued + 1) % GATHER_EVERY == 0
 
@@ -81,8 +83,8 @@ class StopAgreement:
 
         Args:
             passes: number of loaders that this rank has read to the end without training on them.
-            own: this rank's own time per step in microseconds; set if ``gathers`` is True.
-            saving: ``DONE``, ``BUSY`` or ``FAILED``.
+            own: this rank's own time per step in microseconds; given only if ``gathers`` is True.
+            saving: progress of this rank's background save: ``DONE``, ``BUSY`` or ``FAILED``.
         """
         if self._control is None:
             self.is_quiet = active and not (stop or save or saving)
@@ -101,7 +103,7 @@ class StopAgreement:
         self._values, self._work = self._reduce(values)
 
     def read(self) -> StopDecision | None:
-        """The result of the last agreement issued; None if there is none to read."""
+        """Wait for the last agreement that was issued, and return its result; None if there is none to read."""
         if self._control is None:
             own, self._own, self.is_quiet = self._own, None, False
             return own
@@ -118,20 +120,20 @@ class StopAgreement:
         return _decision(bits)
 
     def _in_rank_order(self, own: int) -> list[int]:
-        """``own`` at this rank's index, and 0 for the other ranks: the bitwise or of all ranks contains all values."""
+        """A list with ``own`` at this rank's index and zeros elsewhere. The bitwise OR of all lists has all values."""
         numbers = [0] * self._world_size
         numbers[self._rank] = own
         return numbers
 
 
 def _decision(bits: int) -> StopDecision:
-    """The decision in the bitwise or of all ranks' flags."""
+    """The decision that the bitwise OR of all ranks' flags encodes."""
     passes = bits >> _PASS_BIT
     return StopDecision(
         stop=bool(bits & _STOP),
         save=bool(bits & _SAVE),
         active=bool(bits & _ACTIVE),
-        # A rank that has left its loop has not reached the same loaders.
+        # Not compared once a rank has left its loop: it has not reached the same loaders.
         uneven=not bits & _INACTIVE and passes & passes - 1 != 0,
         saving=FAILED if bits & _SAVE_FAILED else BUSY if bits & _SAVE_BUSY else DONE,
     )
@@ -140,8 +142,9 @@ def _decision(bits: int) -> StopDecision:
 def _bitwise_or(
     control: dist.ProcessGroup,
 ) -> tuple[Callable[[list[int]], tuple[torch.Tensor, dist.Work | None]], int, int]:
-    """The function that starts an all-reduce on ``control``, this process's rank, and the number of ranks."""
-    import torch  # here, because a program with one process may have no torch
+    """Returns three values for the group ``control``: a function that starts a bitwise-OR all-reduce, this process's
+    rank, and the number of ranks."""
+    import torch  # imported here, because a program with one process may not have torch
     import torch.distributed as dist
 
     def start(values: list[int]) -> tuple[torch.Tensor, dist.Work | None]:

@@ -12,15 +12,18 @@ Protocol
 
 1. *Signals.* hpcaccel's launcher blocks SIGTERM and SIGUSR2 before it starts the program, and they stay blocked: each
    ``step`` tests whether one is pending. Data-loader workers inherit the mask, so they survive Slurm's SIGTERM, which
-   goes to every process of the job step. (With ``runtime.stop: signals``, and outside a run, handlers set a flag.)
+   goes to every process of the job step. With ``runtime.stop: signals``, and outside a run, handlers instead set a flag
+   that ``step`` tests.
 2. *Agreement.* ``step`` issues an asynchronous all-reduce of the ranks' flags on a gloo group of its own, and reads the
    result of the reduction that the previous ``step`` issued (``StopAgreement``, as in an Accelerator's loop). So no
    step waits, and ``step`` returns True on all ranks at the same step. Every rank must call ``step`` equally often. The
    gloo group is created by ``stop_gate`` if torch's default process group exists by then, else by the first ``step``.
    Without a default process group, each process stops by itself.
-3. *Request.* Rank 0 reads the reason, what follows, and the deadline from the run directory (``ProcessExit.request``).
+3. *Request.* Rank 0 reads from the run directory why to stop, what happens after the stop, and the deadline
+   (``ProcessExit.request``).
 4. *Leaving.* ``leave`` writes the outcome, waits for all ranks and exits with code 85. The outcome's checkpoint counts
-   as the run's progress. A program that ends by itself is ``completed``, unless the run is to continue after a stop.
+   as the run's progress. A program that ends without ``leave`` gets the outcome ``completed``, unless a stop was
+   requested after which the run is to continue.
 """
 
 from __future__ import annotations
@@ -59,12 +62,12 @@ _gate: StopGate | None = None
 
 
 def stop_gate() -> StopGate:
-    """The stop gate of this process; later calls return the same one. Call it on every rank, before the first step.
+    """The stop gate of this process; later calls return the same gate. Call this on every rank, before the first step.
 
     Raises:
-        RuntimeMisuse: this process has an Accelerator, whose loop stops by itself; or this is not the main thread and
+        RuntimeMisuse: this process has an Accelerator, whose loop stops by itself; or this is not the main thread, and
             the launcher has not blocked the signals.
-        RankEnvironmentError: the process group cannot be extended.
+        RankEnvironmentError: the gate's process groups cannot be formed.
     """
     global _gate
     if _gate is None or _gate.is_over:
@@ -86,8 +89,8 @@ class StopGate:
 
     def __init__(self) -> None:
         self.in_time = True
-        """After a stop was requested: whether a save is expected to end before the processes are killed, judged by
-        the median of this attempt's saves, else by the slowest earlier save; True if unknown."""
+        """Whether a save is expected to end before the processes are killed; True if unknown. Set when a stop is
+        requested, from the median time of this attempt's saves, else from the time of the slowest earlier save."""
         self.is_over = False
         """Whether ``leave`` was called or the program has ended."""
         self._place = settings.locate(None)
@@ -112,14 +115,14 @@ class StopGate:
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def step(self, step: int) -> bool:
-        """Report that a step is over. Collective: every rank calls it equally often, with the same number.
+        """Report that a step is over. Collective: every rank calls this equally often, with the same numbers.
 
         Args:
-            step: number of the step as the program counts; larger than before.
+            step: the step's number, as the program counts; larger than in the last call.
 
         Returns:
-            Whether the program must stop now, on all ranks alike: save, then call ``leave``; or leave the loop, if
-            ``should_finish``. Once it is True it stays True.
+            Whether the program must stop now; the same on all ranks. If True, save and call ``leave``, or, if
+            ``should_finish`` is True, just leave the loop. All later calls return True, too.
 
         Raises:
             RuntimeMisuse: another rank has left its loop.
@@ -166,7 +169,7 @@ class StopGate:
 
     @property
     def should_finish(self) -> bool:
-        """Whether the training is to end for good: leave the loop and keep the result."""
+        """Whether the training is to end for good. If so, leave the loop and keep the result."""
         return self._request is not None and self._request.then == "finish"
 
     @property
@@ -182,14 +185,14 @@ class StopGate:
         return max(0.0, self._request.deadline - time.time())
 
     def leave(self, *, checkpoint: str | os.PathLike[str] | None = None) -> None:
-        """Exit, after ``step`` has returned True. Collective.
+        """Exit the program, after ``step`` has returned True. Collective.
 
         Args:
-            checkpoint: what the program has just saved: a file, a directory or a URL. None: nothing was saved.
+            checkpoint: path or URL of the file or directory that the program has just saved; None if it saved nothing.
 
         Raises:
-            SystemExit: always: with code 85 if the run continues later from ``checkpoint``, 143 if nothing was saved,
-                and 0 if the training ends for good (``should_finish``).
+            SystemExit: a stop was requested. The exit code is 85 if the run continues later from ``checkpoint``, 143 if
+                nothing was saved, and 0 if the training ends for good (``should_finish``).
             RuntimeMisuse: no stop was requested.
         """
         request = self._request
@@ -207,10 +210,10 @@ class StopGate:
 
     @property
     def phase(self) -> str:
-        """What the program is doing: ``starting``, or the phase that it has set. ``step`` sets ``training``.
+        """What the program is doing: ``starting``, or the phase that the program has set. ``step`` sets ``training``.
 
-        The heartbeat reports it, and the hang watchdog allows for it. The time in the phase ``saving`` is measured, and
-        determines how early the ranks are stopped before a time limit.
+        The heartbeat reports the phase, and the hang watchdog allows for it. The time spent in the phase ``saving`` is
+        measured, and determines how early the ranks are stopped before a time limit.
         """
         return self._status.phase
 
@@ -285,7 +288,7 @@ class StopGate:
             self._clock.saved(time.monotonic() - began)
 
     def _existing(self, checkpoint: str | os.PathLike[str] | None) -> str | None:
-        """The checkpoint's absolute path on all ranks; None if rank 0 does not find it."""
+        """Rank 0's absolute path or URL of the checkpoint, on all ranks; None if rank 0 does not find the path."""
         found = None if checkpoint is None else os.fspath(checkpoint)
         if found is not None and "://" not in found:
             found = str(Path(found).absolute())
@@ -305,7 +308,7 @@ class StopGate:
         request = self._request
         if request is None or request.then == "finish":
             self._exit.complete(self._outcome("completed", resume=False))
-        else:  # the program has seen the stop and ended by itself: its next start finds out whether it has finished
+        else:  # the program knew of the stop and ended without leave(): its next start shows whether it had finished
             self._exit.complete(self._outcome(request.reason, resume=True))
 
     def _outcome(self, reason: Reason, *, resume: bool, checkpoint: str | None = None) -> Outcome:
@@ -319,7 +322,8 @@ def _saved(checkpoint: str | None) -> str:
 
 
 def _install_flag() -> PendingStop | StopFlag:
-    """
+    """Install a ``PendingStop`` if the launcher has blocked the signals, else a ``StopFlag``.
+
     Raises:
         RuntimeMisuse: handlers are needed, and this is not the main thread.
     """
@@ -339,10 +343,10 @@ def _torch_has_group() -> bool:
 
 
 def _join_ranks() -> RankGroup | LoneRank:
-    """The ranks of torch's default process group; this process alone if there is none or it has one rank.
+    """The ranks of torch's default process group; this process alone if there is no group or it has a single rank.
 
     Raises:
-        RankEnvironmentError: the groups cannot be formed.
+        RankEnvironmentError: the gate's process groups cannot be formed.
     """
     if not _torch_has_group():
         return LoneRank(int(os.environ.get("RANK", 0)))

@@ -79,7 +79,7 @@ class TrainingEnd:
         A training that is to be continued is saved if there is time.
 
         Raises:
-            SystemExit: the training is to be continued: code 85, or 143 without a checkpoint directory.
+            SystemExit: the training is to be continued. The exit code is 85, or 143 without a checkpoint directory.
         """
         request, in_time = self._exit.request(save_seconds=self._context.clock.expected_save_seconds)
         if request.then == "finish":
@@ -112,7 +112,7 @@ class TrainingEnd:
         self._leave(request.reason)
 
     def keep_result(self, reason: str) -> None:
-        """Save the result; a pruned trial saves nothing."""
+        """Save the result, unless the trial was pruned."""
         if self._stop == "pruned":
             self._saves.wait()
         else:
