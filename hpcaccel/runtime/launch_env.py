@@ -1,4 +1,4 @@
-"""Environment variables: settings for programs started without hpcaccel, and functions that read and set variables.
+"""Environment variables: settings of programs started without hpcaccel, and helpers that read and set variables.
 
 Programs started by torchrun, srun or ``accelerate launch`` take settings from ``HPCACCEL_*`` variables and from the
 variables of ``accelerate launch``. In a run these settings come from the spec.
@@ -54,10 +54,10 @@ def settings_from_env(environ: Mapping[str, str] = os.environ) -> dict[str, Any]
 
 
 def fsdp_plugin(given: FullyShardedDataParallelPlugin | None, *, wanted: bool) -> FullyShardedDataParallelPlugin | None:
-    """The script's plugin, with empty fields filled from ``FSDP_*`` variables.
+    """The script's plugin, with fields that are None set from ``FSDP_*`` variables.
 
     Args:
-        given: the script's plugin; None: the script has none.
+        given: the script's plugin; None if the script has none.
         wanted: whether the environment selects FSDP. If so, a plugin is created even if ``given`` is None.
 
     Raises:
@@ -111,7 +111,7 @@ _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_
 
 
 def _sharding(name: str, environ: Mapping[str, str]) -> str:
-    """The sharding strategy's name; the variable contains the name or the number (from 1)."""
+    """The name of a sharding strategy. The variable contains the name or the strategy's number, from 1."""
     text = environ[name].strip()
     if text.isdigit() and 0 < int(text) <= len(_SHARDING):
         return _SHARDING[int(text) - 1]
@@ -119,7 +119,7 @@ def _sharding(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _resharding(name: str, environ: Mapping[str, str]) -> bool | str:
-    """A boolean, or a sharding strategy, which FSDP1 launchers put in this variable."""
+    """A boolean, or the name of a sharding strategy, which launchers for FSDP1 store in this variable."""
     word = environ[name].strip().lower()
     return _flag(name, environ) if word in TRUE + FALSE and not word.isdigit() else _sharding(name, environ)
 
@@ -150,12 +150,12 @@ _FIELDS: dict[str, tuple[str, Callable[[str, Mapping[str, str]], Any]]] = {
     "CPU_RAM_EFFICIENT_LOADING": ("cpu_ram_efficient_loading", _flag),
     "STATE_DICT_TYPE": ("state_dict_type", _text),
 }
-"""By variable name after ``FSDP_``: the plugin's field, and the function that parses the value. FSDP1 fields have no
-effect, as in the plugin."""
+"""For each variable, by its name after ``FSDP_``: the plugin's field that it sets, and the function that parses it.
+Fields that only FSDP1 has are ignored, as in the plugin."""
 
 
 def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
-    """Parse a boolean, such as ``yes`` or ``off``: 1 or 0, or a bool with ``to_bool``.
+    """Parse a boolean, such as ``yes`` or ``off``. Returns 1 or 0, or a bool if ``to_bool`` is set.
 
     Raises:
         RuntimeMisuse: ``value`` is not in ``TRUE`` or ``FALSE``.
@@ -167,10 +167,10 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """Value of the first of these variables that is set to 0 or more; ``default`` if there is none.
+    """Value of the first of these variables whose value is 0 or more; ``default`` if there is none.
 
     Raises:
-        ValueError: a variable is not an integer.
+        ValueError: a variable's value is not an integer.
     """
     for key in env_keys:
         value = int(os.environ.get(key, -1))
@@ -222,8 +222,8 @@ def clear_environment() -> Iterator[None]:
 
 
 def convert_dict_to_env_variables(current_env: Mapping[str, str]) -> list[str]:
-    """Lines ``KEY=value`` for an environment file. Variables that the format cannot represent are skipped, with
-    a warning."""
+    """Lines ``KEY=value`` for an environment file. Variables that the format cannot represent are left out, and a
+    warning is logged."""
     lines = []
     for key, value in current_env.items():
         if not key or not value or set(";\n<> ") & set(key + value):

@@ -1,4 +1,4 @@
-"""``save_state`` and ``load_state``: directory, participating ranks, result."""
+"""``save_state`` and ``load_state``: choose the directory, determine which ranks take part, and save or load."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _HARMLESS = {"map_location", "weights_only"}
 
 
 def numbered(session: TrainingSession, configuration: Any) -> NumberedCheckpoints | None:
-    """The numbered checkpoints of the project configuration; None if it does not number checkpoints.
+    """The numbered checkpoints of the project configuration; None if the configuration does not number checkpoints.
 
     Raises:
-        RuntimeMisuse: there is no directory for them.
+        RuntimeMisuse: there is no directory for numbered checkpoints.
     """
     if configuration is None or not configuration.automatic_checkpoint_naming:
         return None
@@ -65,7 +65,7 @@ def save_state(session: TrainingSession, directory: Path | None, numbers: Number
         RuntimeMisuse: there is no directory; rank 0 did not make this call; the model is sharded, and some ranks did
             not make this call within the control timeout.
         CheckpointError: on all ranks that made this call, if saving failed on any of them, or if the numbered
-            checkpoint already exists (in that case, rank 0 raises RuntimeMisuse if it saves alone).
+            checkpoint already exists. If rank 0 saves alone, it raises RuntimeMisuse for an existing checkpoint.
     """
     settings, loop = session.settings, session.loop
     place = directory if numbers is None else numbers.next
@@ -108,7 +108,7 @@ def _save(
 
 
 def _check_free(session: TrainingSession, numbers: NumberedCheckpoints, place: Path, *, alone: bool) -> None:
-    """Refuse an existing directory, checked on rank 0 before any rank writes."""
+    """Refuse a directory that exists. Rank 0 checks this before any rank writes."""
     from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 
     if alone:
@@ -126,7 +126,7 @@ def _save_without_some(
     *,
     limit: float,
 ) -> Path:
-    """Save on rank 0 alone, and return its result on the other ranks that made the call."""
+    """Save on rank 0 alone. On the other ranks that made the call, wait for rank 0 and return its result."""
     meetings = save_participants.participants_of(session.group)
     if not session.group.is_main:
         if session.group.rank in attendance.missing:
@@ -168,8 +168,8 @@ def load_state(
     """Restore a checkpoint. All ranks call this.
 
     Args:
-        directory: a checkpoint, or a directory of checkpoints, of which the newest undamaged one is used; None: the
-            newest among the run's checkpoints and the numbered checkpoints.
+        directory: a checkpoint, or a directory of checkpoints, of which the newest undamaged one is used. If None, the
+            newest of the run's checkpoints and the numbered checkpoints is used.
 
     Raises:
         RuntimeMisuse: ``directory`` is None, and there is no checkpoint; or some ranks did not make this call within
@@ -214,7 +214,7 @@ def _load_newest(session: TrainingSession, numbers: NumberedCheckpoints | None) 
     problem: Damaged | None = None
     for path in found:
         if own is not None and path.parent == own.parent and path != own:
-            continue  # the run resumes from another checkpoint
+            continue  # the run resumes from the checkpoint ``own``
         try:
             return loop.load(path, given=None if path == own else path.parent, fall_back=path == own)
         except Damaged as error:

@@ -1,4 +1,4 @@
-"""The Accelerator's methods, one mixin per group, and ``SessionMixin``, the mixins' base class.
+"""The Accelerator's methods, grouped into mixins, and ``SessionMixin``, the base class of the mixins.
 
 The methods delegate to the other packages of the runtime.
 """
@@ -37,7 +37,7 @@ class SessionMixin:
         return session
 
     def _begun(self) -> Setup:
-        """The setup of this Accelerator. If the training has ended, start the next one; all ranks must call this."""
+        """The setup of this Accelerator. If the training has ended, start another; all ranks must call this."""
         session = self._session
         if session.has_ended or not session.group.is_alive:
             self._setup.begin_again()

@@ -1,6 +1,5 @@
-"""The position of a loader: its epoch, and how many of the epoch's samples (or batches) the ranks have used.
-
-Prefetched samples do not count.
+"""``Cursor``: the position of a loader, that is, its epoch, and how many of the epoch's samples or batches all ranks
+together have used. Prefetched samples do not count as used.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class Cursor:
         order: order of map-style data; None for a stream.
         generator: the user's own generator, from which a stream draws.
         seed: seed of a stream's draws from the global generators. Map-style data uses the order's seed instead.
-        stride: units that all ranks together use in one round.
+        stride: number of units that all ranks together use in one round.
         unit: unit of the position: ``samples``, or ``batches`` if ``order.is_flat`` is false.
     """
 
@@ -42,16 +41,14 @@ class Cursor:
         self.running = False
         self.resumed = False
         self.trains = False
-        """Whether optimizer steps follow the loader's batches.
-
-        Such a loader ends its iteration early when the training finishes.
-        """
+        """Whether optimizer steps follow the loader's batches. Such a loader ends its iteration early when the training
+        finishes."""
         self.step = 0
         """Number of optimizer steps done when the loader returned its latest batch."""
         self.stream: dict[str, Any] | None = None
-        """A saved state of a stateful stream, with the number of units that the stream had returned."""
+        """A saved state of a stateful stream, with the number of units that the stream had returned by then."""
         self.generator = generator if order is None else order.users_generator
-        """The user's generator, whose state is saved."""
+        """The user's generator, whose state is saved in checkpoints; None if there is none."""
         self._passes = 0
         self._continues = False
         self._generator_state: Any = None
@@ -60,7 +57,7 @@ class Cursor:
 
     @property
     def seed(self) -> int:
-        """Base of an epoch's seeds; the same on every rank and after a resume."""
+        """The number from which each epoch's seeds are derived; the same on every rank and after a resume."""
         return self._stream_seed if self.order is None else self.order.seed
 
     @property
@@ -76,9 +73,9 @@ class Cursor:
         """Start the next epoch, or continue the one in which the checkpoint was made.
 
         Args:
-            skip: number of rounds of the epoch to skip. A continued epoch starts at the checkpoint's position instead,
-                so that nothing is skipped twice.
-            end: number of units in an epoch; None: unknown.
+            skip: number of rounds to skip at the start of the epoch. An epoch that is continued starts at the
+                checkpoint's position instead, so that nothing is skipped twice.
+            end: number of units in an epoch; None if unknown.
             over: whether an epoch that was complete in the checkpoint counts as done. With ``skip`` it always does.
 
         Returns:
@@ -121,12 +118,12 @@ class Cursor:
             )
 
     def is_current(self, iteration: int) -> bool:
-        """Whether no later iteration has started, and no state has been loaded since."""
+        """Whether no later iteration has started, and no state has been loaded since ``iteration`` started."""
         return self._passes == iteration
 
     @property
     def place(self) -> tuple[int, int]:
-        """The number of this iteration, and the rounds used in it."""
+        """The number of this iteration, and how many rounds were used in it."""
         return self._passes, self.rounds
 
     def finish(self, iteration: int) -> None:
@@ -137,7 +134,7 @@ class Cursor:
                 self.order.release()
 
     def go_to(self, epoch: int) -> None:
-        """Make ``epoch`` the next epoch. If that epoch is to be continued, it starts at the checkpoint's position."""
+        """Make ``epoch`` the next epoch. If it is the epoch to be continued, it starts at the checkpoint's position."""
         if self.next_epoch != epoch:
             self.epoch, self.running, self._continues = epoch - 1, False, False
 
@@ -160,7 +157,7 @@ class Cursor:
         """Restore a position from ``state_dict``.
 
         Raises:
-            RuntimeMisuse: the position was saved within an epoch, in another unit.
+            RuntimeMisuse: the position was saved in the middle of an epoch, and in another unit.
         """
         if state["running"] and state["used"] and state["unit"] != self.unit:
             raise RuntimeMisuse(
@@ -168,7 +165,7 @@ class Cursor:
                 f"{self.unit}: it has a different kind of sampler or dataset than the saved loader. Prepare the same "
                 "kind of loader as when the checkpoint was saved"
             )
-        self._passes += 1  # end an iteration in progress: it does not use the loaded state
+        self._passes += 1  # an iteration in progress is no longer current: it does not use the loaded state
         self.epoch, self.start, self.rounds = state["epoch"], state["used"], 0
         self._continues = self.running = state["running"]
         self._fingerprint = state["order"]

@@ -1,4 +1,4 @@
-"""Prepared DataLoaders: each rank's part of the data, with a position that can be saved in the middle of an epoch."""
+"""``PreparedLoader``: reads this rank's part of the data. Its position can be saved in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -36,23 +36,27 @@ __all__ = ["DispatchedLoader", "PreparedLoader", "is_dispatched", "make_loader"]
 class PreparedLoader(ReadingLoader):
     """The user's DataLoader, prepared: ``len`` and iteration cover this rank's part.
 
-    Every iteration is a new epoch, even after a ``break``, except that the first one after a resume may continue the
-    saved epoch. With workers the global generators are seeded for each batch, so that random augmentation is the same
-    after a resume.
+    Every iteration is a new epoch, even after a ``break``. Only the first iteration after a resume may continue the
+    saved epoch instead. With workers, the global generators are seeded for each batch, so that random augmentation is
+    the same after a resume.
 
     Args:
-        seed: base of all seeds; the same on every rank. A sampler's own generator, if any, determines the order.
-        even_batches: all ranks get the same number of batches; repeated samples fill up an incomplete last round.
-        split_batches: divide each of the loader's batches among the ranks, instead of assigning whole batches.
-        dispatch_batches: rank 0 reads for all ranks. None: true for iterable datasets with ``put_on_device``, else
-            false.
-        put_on_device: move batches to the rank's device.
+        seed: number from which all seeds are derived; the same on every rank. If the sampler has its own generator,
+            that generator determines the order.
+        even_batches: whether all ranks get the same number of batches. Repeated samples then fill up an incomplete last
+            round.
+        split_batches: whether to divide each of the loader's batches among the ranks, instead of assigning whole
+            batches.
+        dispatch_batches: whether rank 0 reads for all ranks. None means true for an iterable dataset with
+            ``put_on_device``, else false.
+        put_on_device: whether to move batches to the rank's device.
         rng_types: generators that are set to rank 0's state at the start of each iteration. The sampler's generator
             needs no communication: it has had the same state on all ranks since ``prepare()``.
         slice_fn: ``slice_fn(batch, slice, process_index=r, num_processes=P)`` returns rank r's part of a collated
             batch. Used where collated batches are divided among the ranks.
-        seedable: draw the order from a generator seeded with ``seed + epoch``, not from the sampler's own.
-        stateful: read an iterable dataset with torchdata's StatefulDataLoader.
+        seedable: whether to draw the order from a generator seeded with ``seed + epoch``, not from the sampler's own
+            generator.
+        stateful: whether to read an iterable dataset with torchdata's StatefulDataLoader.
 
     Raises:
         RuntimeMisuse: the data is already sharded; the batches cannot be split; ``rng_types`` has an unknown entry.
@@ -76,7 +80,7 @@ class PreparedLoader(ReadingLoader):
         seedable: bool = False,
         stateful: bool = False,
     ) -> None:
-        # Not DataLoader.__init__, which would build the samplers again: only iteration differs from the user's loader.
+        # DataLoader.__init__ is not called: it would build the samplers again. Only iteration is different.
         self.__dict__.update(loader.__dict__)
         streamed = isinstance(loader.dataset, IterableDataset)
         wanted = is_dispatched(loader, dispatch_batches=dispatch_batches, put_on_device=put_on_device)
@@ -134,10 +138,8 @@ class PreparedLoader(ReadingLoader):
 
     @property
     def bookmark_seconds(self) -> float:
-        """Minimum interval between saved states of a stateful stream.
-
-        A resume reads again what followed the last state.
-        """
+        """Minimum seconds between saved states of a stateful stream. A resume reads again what followed the last saved
+        state."""
         return self._bookmarks().seconds
 
     @bookmark_seconds.setter
@@ -155,8 +157,8 @@ class PreparedLoader(ReadingLoader):
 
     @property
     def batch_sampler(self) -> Any:  # type: ignore[override]
-        """This rank's part of the user's batch sampler; all of it for a stream, with one data rank, or if rank 0
-        reads for all ranks."""
+        """This rank's part of the user's batch sampler. For a stream, with a single data rank, or if rank 0 reads for
+        all ranks, the whole batch sampler."""
         own: Any = self.user_loader.batch_sampler
         order = self._cursor.order
         if order is None or own is None:
@@ -167,7 +169,7 @@ class PreparedLoader(ReadingLoader):
         return LoaderShard(self, own, self._sharing) if shared else own
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next epoch. If the checkpoint was saved within it, only the rest of the epoch is read."""
+        """Make ``epoch`` the next epoch. If the checkpoint was saved within this epoch, only its rest is read."""
         self._cursor.go_to(epoch)
 
     # -- iterating --------------------------------------------------------------------------------------------------
@@ -220,7 +222,7 @@ class PreparedLoader(ReadingLoader):
 
     @property
     def _end(self) -> int | None:
-        """Number of units in a whole epoch, excluding an incomplete round that is dropped; None: unknown."""
+        """Number of units in a whole epoch, without an incomplete round that is dropped; None if unknown."""
         length = None if self._cursor.order is None else self._cursor.order.length
         return length if length is None or not self._sharing.drop_last else length - length % self._cursor.stride
 
@@ -234,8 +236,8 @@ class PreparedLoader(ReadingLoader):
         return cursor.state_dict(running=running) | {"stream": stream, "reading": self.reading}
 
     def _is_in_use(self) -> bool:
-        """Whether the running iteration is still used. If its loader is neither trained on nor the loader in use, the
-        iteration counts as abandoned two optimizer steps after its latest batch."""
+        """Whether the script still uses the running iteration. If this loader is neither trained on nor the loader in
+        use, the iteration counts as abandoned two optimizer steps after its latest batch."""
         current: Any = self._in_use.current
         if self._cursor.trains or not self._cursor.rounds or getattr(current, "_cursor", None) is self._cursor:
             return True
@@ -245,7 +247,7 @@ class PreparedLoader(ReadingLoader):
         """Restore a position from ``state_dict``.
 
         Raises:
-            RuntimeMisuse: the position was saved within an epoch, in another unit.
+            RuntimeMisuse: the position was saved in the middle of an epoch, and in another unit.
         """
         self._cursor.load_state_dict(state)
         self.__dict__["changes"] = self.changes_since(state.get("reading", {}))
@@ -269,7 +271,7 @@ def _cursor(loader: DataLoader[Any], order: Order | None, sharing: Sharing, seed
 
 
 class DispatchedLoader(PreparedLoader):
-    """A prepared loader whose batches rank 0 reads for all ranks, if there are several."""
+    """A prepared loader whose data rank 0 reads for all ranks, if there are several ranks."""
 
 
 def make_loader(loader: DataLoader[Any], **options: Any) -> PreparedLoader:
@@ -279,7 +281,7 @@ def make_loader(loader: DataLoader[Any], **options: Any) -> PreparedLoader:
 
 
 def is_dispatched(loader: DataLoader[Any], *, dispatch_batches: bool | None = None, put_on_device: bool = True) -> bool:
-    """Whether rank 0 reads for all ranks, if there are several."""
+    """Whether rank 0 reads for all ranks, if there are several ranks."""
     if dispatch_batches is None:
         return isinstance(loader.dataset, IterableDataset) and put_on_device
     return dispatch_batches

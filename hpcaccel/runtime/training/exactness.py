@@ -1,9 +1,9 @@
 """``Exactness``: reasons why a checkpoint is not bit-exact.
 
-A checkpoint is bit-exact only if every step took its batch from a prepared DataLoader, whose position is in the
-checkpoint, after the previous step was over. Other state that a script carries from step to step cannot be detected in
-general (see docs/checkpoints.md). This module detects generators that were drawn from, partly read loaders and changed
-buffers.
+A checkpoint contains the positions of prepared DataLoaders. It is bit-exact only if every step took its batch from a
+prepared DataLoader, and took it after the previous step was over. Other state that a script carries from step to step
+cannot be detected in general (see docs/checkpoints.md). This module detects loaders that are partly read, and
+generators and buffers that have changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Exactness:
         self, *, settings: Settings, prepared: PreparedObjects, in_use: LoadersInUse, device: torch.device
     ) -> None:
         self.in_backward = False
-        """Whether the save is at a backward pass, after a forward pass that may have drawn random numbers."""
+        """Whether a save would now take place at the start of a backward pass, whose forward pass may have drawn random
+        numbers."""
         self._deterministic = settings.deterministic
         self._prepared = prepared
         self._in_use = in_use
@@ -55,7 +56,10 @@ class Exactness:
     # -- recording --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Record the script's generators and the models' buffers when the training starts or continues, once."""
+        """Record the states of the script's generators and the models' buffers when the training starts or continues.
+
+        Later calls do nothing.
+        """
         if self._deterministic and self._begun_at is None:
             self._begun_at = self._steps
             self._look_at_generators(begins=True)
@@ -69,7 +73,7 @@ class Exactness:
 
         Args:
             step: number of completed steps.
-            first: whether it is the first prepared optimizer, whose steps are counted.
+            first: whether the optimizer is the first prepared one. Only its steps are counted.
         """
         self._has_gradients = False
         if not first:
@@ -149,12 +153,12 @@ class Exactness:
 
 
 def changes_of(loaders: Iterable[Any]) -> tuple[str, ...]:
-    """Differences between the configuration of loaders now and at the save."""
+    """Differences between the loaders' configuration now and when the loaded checkpoint was saved."""
     return tuple(dict.fromkeys(text for loader in loaders for text in getattr(loader, "changes", ())))
 
 
 class _Takes:
-    """Number of batches that each step takes from a loader."""
+    """Checks whether each step of an epoch takes the same number of batches from a loader."""
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -185,7 +189,7 @@ def watch_iterators() -> None:
     """Record every DataLoader iterator that is created from now on.
 
     torch has no hook for the start of an iteration, and the iterator of a ``for`` or ``zip`` is not in any variable.
-    Therefore the constructor is wrapped; iterators are unchanged.
+    Therefore the constructor of torch's iterators is wrapped; the iterators themselves are unchanged.
     """
     made: Any = _BaseDataLoaderIter.__init__
     if getattr(made, "notes_iterators", False):
@@ -210,14 +214,15 @@ def _is_half_read(iterator: Any) -> bool:
         return False
     try:
         return bool(iterator._num_yielded < len(iterator))
-    except TypeError:  # a stream: a loader with persistent workers keeps the iterator even at the end
+    except TypeError:  # a stream has no length; with persistent workers its iterator remains after the end
         return True
 
 
 class UnsavedBuffers:
     """The prepared models' ``persistent=False`` buffers, with their checksums at the first call of ``changed``.
 
-    A new process recreates them, which is harmless if they never change (masks, position tables).
+    Checkpoints do not contain these buffers, and a new process recreates them. This is harmless if they never change,
+    like masks and position tables.
     """
 
     def __init__(self) -> None:
@@ -228,7 +233,7 @@ class UnsavedBuffers:
         return bool(self._first)
 
     def changed(self, models: Sequence[nn.Module]) -> list[str]:
-        """Names of buffers that differ from the first call, are new, or cannot be compared."""
+        """Names of buffers that have changed since the first call, are new, or cannot be read."""
         now = {name: _digest(buffer) for name, buffer in _unsaved(models)}
         if self._first is None:
             self._first = now
@@ -245,8 +250,8 @@ def _unsaved(models: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _digest(buffer: torch.Tensor) -> str | None:
-    """Checksum of the buffer's bytes on this rank, because not every change increments the tensor's version; None for a
-    buffer that cannot be read."""
+    """Checksum of the buffer's bytes on this rank; None if they cannot be read. Comparing the tensor's version instead
+    would miss changes that do not increment it."""
     local: Any = buffer.to_local() if hasattr(buffer, "to_local") else buffer
     try:
         flat = local.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy()
