@@ -93,7 +93,9 @@ class Dcp:
         try:
             return _converted(path, found)
         except (AttributeError, TypeError, ValueError, KeyError) as error:
-            raise Damaged(f"{where} is damaged, or not a torch.distributed.checkpoint: {error!r}") from None
+            raise Damaged(
+                f"{where} is damaged, or was not written by torch.distributed.checkpoint: {error!r}"
+            ) from None
 
 
 def is_dcp(path: Path) -> bool:

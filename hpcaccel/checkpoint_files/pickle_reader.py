@@ -63,7 +63,7 @@ def read_pickle(path: Path, names: Mapping[str, Any]) -> Any:
         raise Damaged(f"{path} is missing") from None
     except _Refused as refused:
         raise Damaged(
-            f"{path} refers to {refused}, which no checkpoint needs: it was not loaded, and none of its code ran"
+            f"{path} refers to {refused}, which no checkpoint needs. The file was not loaded, and no code in it ran"
         ) from None
     except OSError:
         raise

@@ -63,7 +63,7 @@ def cancel(run: RunName) -> None:
 
 _FOLLOWS = {
     "requeue": "it saves, exits and is requeued",
-    "finish": "it ends its training loop and runs the code after it",
+    "finish": "its training loop ends, and the code after the loop runs",
     "pause": "it saves and exits; resume it later with hpcaccel resume {run}",
 }
 

@@ -255,4 +255,4 @@ def throttle(
     """
     found = _find(sweep)
     found.throttle(most)
-    typer.echo(f"{found.run_id}: the limit of workers that run at a time is now {most}")
+    typer.echo(f"{found.run_id}: the limit on workers running at a time is now {most}")

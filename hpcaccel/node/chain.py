@@ -245,7 +245,7 @@ class ChainedAllocation(SlurmAllocation):
         except (ClusterError, SlurmCommandError):
             return ""  # assume that the next jobs are still in the queue, as they were when this job started
         if behind := self._behind():
-            return f"no further job of the chain is in the queue any more (submitted: {', '.join(behind)})"
+            return f"the chain's remaining jobs are no longer in the queue (submitted: {', '.join(behind)})"
         if len(self.jobs) >= self._length:
             return f"this was the last job of the chain (resilience.chain: {self._length})"
         problem = self._hand_in_more()

@@ -107,8 +107,8 @@ def warnings(pace: Pace, limits: RestartPolicy, kill_wait_seconds: float | None)
     """Warnings for the log about slow saves, given after the first save."""
     if pace.needed_seconds + LEAVE_BEFORE_END_SECONDS > limits.warning_seconds:
         yield (
-            f"two steps and a save may take {pace.needed_seconds:.0f} s: the ranks will be stopped early enough for "
-            "these before the time limit, but not in the first half of the limit"
+            f"two steps and a save may take {pace.needed_seconds:.0f} s: the ranks will be stopped at least that "
+            "long before the time limit, but never before half of the job's time has passed"
         )
     if kill_wait_seconds is not None and pace.save_seconds > kill_wait_seconds:
         yield (

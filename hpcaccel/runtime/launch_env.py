@@ -91,7 +91,7 @@ def _flag(name: str, environ: Mapping[str, str]) -> bool:
 def _whole(name: str, environ: Mapping[str, str]) -> int:
     text = environ[name].strip()
     if not text.isdigit():
-        raise RuntimeMisuse(f"{name}={environ[name]!r} must be a whole number of at least 0")
+        raise RuntimeMisuse(f"{name}={environ[name]!r} must be a non-negative integer")
     return int(text)
 
 

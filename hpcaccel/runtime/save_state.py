@@ -145,7 +145,7 @@ def _save_without_some(
     who = f"rank{'s' if len(attendance.missing) > 1 else ''} {', '.join(map(str, attendance.missing))}"
     _warn(
         f"{KIND_SAVE} at {call_site()} was not called by {who}, so {path} does not contain the random state of {who}. "
-        f"A training resumed from this checkpoint is exact on the other ranks only. Call {KIND_SAVE} on all ranks, "
+        f"Training resumed from this checkpoint is exact on the other ranks only. Call {KIND_SAVE} on all ranks, "
         "outside `if accelerator.is_main_process:`. Each file is still written only once"
     )
     return path

@@ -71,7 +71,7 @@ def choose(sweep: SweepDir, *, trial: int | None = None, metric: str | None = No
     """
     study = Study(sweep).read()
     if metric is not None and metric not in study.goal.metrics:
-        raise UserError(f"{metric!r} is not a metric of the sweep (has: {', '.join(study.goal.metrics)})")
+        raise UserError(f"{metric!r} is not a metric of the sweep (allowed: {', '.join(study.goal.metrics)})")
     if trial is not None:
         return _winner(sweep, study, _alone(sweep, study, trial))
     finished = [point for point in ranking(study.trials, study.goal) if point.complete]

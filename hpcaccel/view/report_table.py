@@ -111,7 +111,8 @@ def interval_lines(interval: Interval) -> Iterator[str]:
     often = "interruption" if interval.interruptions == 1 else "interruptions"
     yield (
         f"  based on {numbers}; {interval.interruptions} {often}, one per "
-        f"{precise_duration(interval.seconds_between_interruptions)} with nodes; {interval.step_seconds:.3g} s per step"
+        f"{precise_duration(interval.seconds_between_interruptions)} of time with allocated nodes; "
+        f"{interval.step_seconds:.3g} s per step"
     )
     if interval.far_off:
         yield f"  {_present(interval)}"

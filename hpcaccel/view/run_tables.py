@@ -97,8 +97,8 @@ def _facts(run: Overview) -> list[tuple[str, Cell | Sequence[Cell]]]:
         ("steps lost", str(run.steps_lost)),
     ]
     if run.ettr and run.goodput:
-        spent = f"{percent(run.ettr)} overall, {percent(run.goodput)} of the time with nodes (see hpcaccel report)"
-        rows.append(("training", spent))
+        goodput = f"{percent(run.goodput)} of the time with allocated nodes"
+        rows.append(("training", f"{percent(run.ettr)} overall, {goodput} (see hpcaccel report)"))
     if run.slow_ranks:
         slow = [
             f"rank {one['rank']} on {clean(one['node'])} (takes {one['ratio']:g} times as long as the median rank "

@@ -77,7 +77,7 @@ def convert(
             names = write_safetensors(target, source.weights, max_shard_bytes=request.max_shard_bytes, wrote=wrote)
         else:
             names = write_ours(target, source, origin=f"{source.kind} {path}", wrote=wrote)
-            notes.append("the checkpoint contains only model weights: a training that loads it starts at step 0")
+            notes.append("the checkpoint contains only model weights: training that loads it starts at step 0")
         files = [str(target / name) for name in names]
     return _summary(files, source.weights, notes)
 

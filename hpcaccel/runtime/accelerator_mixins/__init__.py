@@ -30,9 +30,9 @@ class SessionMixin:
         session = self._setup.session
         if session.was_reset:
             raise AttributeError(
-                "`AcceleratorState` object has no attribute that this Accelerator needs. This happens if "
-                "`AcceleratorState._reset_state()` was called after the Accelerator was created. Create another "
-                "Accelerator()"
+                "`AcceleratorState` object has no attributes any more, so this Accelerator can no longer be used for "
+                "training. This happens if `AcceleratorState._reset_state()` was called after the Accelerator was "
+                "created. Create another Accelerator()"
             )
         return session
 

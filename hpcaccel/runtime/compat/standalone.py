@@ -114,9 +114,10 @@ def _placed(
         return replace(group, device=device)
     if dispatch and size > 1:
         raise RuntimeMisuse(
-            f"prepare_data_loader(num_processes={size}, process_index={rank}): with dispatch_batches (the default for "
-            "iterable datasets with put_on_device=True), rank 0 sends batches only to ranks that exist. This is "
-            f"rank {group.data_rank} of {group.data_size}. Pass dispatch_batches=False"
+            f"prepare_data_loader(num_processes={size}, process_index={rank}): this process is rank "
+            f"{group.data_rank} of {group.data_size}, and with dispatch_batches (the default for iterable datasets "
+            "with put_on_device=True) no other values are possible, because rank 0 sends the batches to the ranks of "
+            "the process group. Pass dispatch_batches=False"
         )
     place = replace(group.env, rank=rank, world_size=size)
     return RankGroup(place, device, None, default=group.default, timeout=group.timeout)

@@ -184,6 +184,7 @@ class Cursor:
 def _warn_of_another_place(skip: int, place: int) -> None:
     warnings.warn(
         f"skip_first_batches(num_batches={skip}) skips nothing: the checkpoint was saved after {place} batches of this "
-        "epoch, and the loader resumes there by itself. Remove the call, or count batches as len(loader) does",
+        "epoch, and the loader resumes there by itself. Remove the call, or count the loader's batches, as "
+        "len(loader) does",
         stacklevel=4,
     )

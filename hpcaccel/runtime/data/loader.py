@@ -150,7 +150,7 @@ class PreparedLoader(ReadingLoader):
         found = None if self._cursor.order is not None else self._stream.bookmarks
         if found is None:
             raise AttributeError(
-                "this loader has no bookmark_seconds: it needs an iterable dataset with state_dict() and "
+                "this loader has no bookmark_seconds, which requires an iterable dataset with state_dict() and "
                 "num_workers=0, or torchdata's StatefulDataLoader"
             )
         return found

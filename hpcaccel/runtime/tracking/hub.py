@@ -91,7 +91,7 @@ class Tracking:
                 return tracker.tracker if unwrap else tracker  # type: ignore[attr-defined]
         if self._trackers and name not in self._left_out:
             names = ", ".join(tracker.name for tracker in self._trackers)
-            raise RuntimeMisuse(f"get_tracker({name!r}): there is no such tracker in this training (has: {names})")
+            raise RuntimeMisuse(f"get_tracker({name!r}): there is no such tracker in this training (trackers: {names})")
         if self._is_main and self.wanted and not self._trackers:
             warnings.warn(
                 f"get_tracker({name!r}) was called before init_trackers(): values logged to this tracker are discarded",

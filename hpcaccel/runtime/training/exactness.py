@@ -125,7 +125,7 @@ class Exactness:
         if changed := self._buffers.changed(self._prepared.models):
             yield f"buffers that are not saved (persistent=False) have changed: {', '.join(changed)}"
         if self._steps and self._steps == self._begun_at and (self._generators.any or self._buffers.any):
-            yield "changes of the script's generators and unsaved buffers before its first step are unknown"
+            yield "changes to the script's generators and unsaved buffers before its first step are unknown"
         if self._has_other_iterators():
             yield "a DataLoader that was not prepared is partly read"
         if self._device.type not in ("cpu", "cuda"):

@@ -157,7 +157,7 @@ def load_profile(name: str | None = None) -> ClusterProfile | None:
     names = profile_names()
     match = difflib.get_close_matches(name, names, n=1)
     hint = f". Did you mean {match[0]!r}?" if match else ""
-    raise SpecError(f"no cluster profile {name!r} (has: {', '.join(names)}) in {profiles_directory()}{hint}")
+    raise SpecError(f"no cluster profile {name!r} (available: {', '.join(names)}) in {profiles_directory()}{hint}")
 
 
 def _default() -> ClusterProfile | None:

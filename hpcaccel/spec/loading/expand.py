@@ -179,8 +179,9 @@ class _Walker:
         if goes_along and any(match["name"] for match in _ENV.finditer(value)):
             self.problem(
                 path,
-                f"{value!r} expands to {beside} with the variables of {self.elsewhere.name}: a file on this machine, "
-                "whose folder would be copied there. If that is intended, write it relative to this file: ./run.sh",
+                f"{value!r} expands to {beside} with the variables of {self.elsewhere.name}, but that is a file on "
+                f"this machine, whose folder would be copied to {self.elsewhere.name}. If that is intended, write the "
+                "path relative to this file: ./run.sh",
             )
             return expanded
         if os.path.isabs(expanded):

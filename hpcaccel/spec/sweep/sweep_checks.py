@@ -125,7 +125,7 @@ def _known(name: str, paths: Mapping[str, KeyPath], layer: Layer) -> str | None:
 
 
 def _unknown(paths: Mapping[str, KeyPath], name: str) -> str:
-    return f"is not one of the parameters (has: {', '.join(paths)}){did_you_mean(name, list(paths))}"
+    return f"is not one of the parameters (allowed: {', '.join(paths)}){did_you_mean(name, list(paths))}"
 
 
 # -- conditions -----------------------------------------------------------------------------------------------------

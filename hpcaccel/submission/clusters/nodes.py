@@ -1,4 +1,4 @@
-"""Checks of a job's node requests: GPUs, CPUs, memory, features. Enough nodes must have all of them."""
+"""Checks of what a job requests per node: GPUs, CPUs, memory and features. Enough nodes must have all of these."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpcaccel.submission.clusters.findings import Finding, counted, error, liste
 __all__ = ["hardware"]
 
 UNTYPED = "gpu"
-"""The name of GPUs without a type in the facts."""
+"""The name that the facts use for GPUs without a type."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Request:
     """The amount as text: ``8 GPUs``."""
     amount: int
     kind: str = ""
-    """The GPU type; "" for any."""
+    """The GPU type; "" for any type."""
 
     def of(self, node: NodeType) -> int:
         if self.key == "mem":
@@ -77,7 +77,7 @@ def _too_few(able: Sequence[NodeType], wanted: int) -> int | None:
 
 
 def _capped(kind: NodeType, partitions: Sequence[Partition]) -> NodeType:
-    """The part of a node that a job of these partitions may use (MaxCPUsPerNode, MaxMemPerNode)."""
+    """``kind`` with only the CPUs and memory that a job in these partitions may use (MaxCPUsPerNode, MaxMemPerNode)."""
     cpus = [one.max_cpus_per_node for one in partitions]
     memory = [one.max_mem_per_node_mb for one in partitions]
     most_cpus = max((most for most in cpus if most), default=0) if all(cpus) else 0
@@ -99,7 +99,7 @@ def _requests(slurm: SlurmSection) -> Iterator[_Request]:
 
 
 def _gpus(slurm: SlurmSection) -> list[tuple[str, int]]:
-    """The type and number of GPUs that the job requests per node; "" for any type."""
+    """The GPUs that the job requests per node, as pairs of type and number; the type is "" for any type."""
     if slurm.gpus_per_node is not None:
         text, times = slurm.gpus_per_node, 1
     elif slurm.gpus_per_task is not None:
@@ -117,7 +117,7 @@ def _gpus(slurm: SlurmSection) -> list[tuple[str, int]]:
 
 
 def _cpus(slurm: SlurmSection) -> int:
-    """The least number of CPUs that the job needs on a node; each rank needs at least one."""
+    """The minimum number of CPUs that the job needs on a node; each rank needs at least one."""
     if slurm.cpus_per_gpu is not None and slurm.node_gpus:
         return slurm.cpus_per_gpu * slurm.node_gpus
     return slurm.ranks_per_node * (slurm.cpus_per_task or 1)
@@ -135,7 +135,7 @@ def _memory(slurm: SlurmSection, cpus: int) -> int:
 
 
 def _key_of(request: _Request, slurm: SlurmSection) -> str:
-    """The setting that requests the resource."""
+    """The key of the setting that requests the resource."""
     by_request = {
         "gpus": ("gpus_per_node", "gpus_per_task", "gres"),
         "mem": ("mem", "mem_per_cpu", "mem_per_gpu"),
@@ -180,7 +180,7 @@ _FEATURE = re.compile(r"[\w.:=+/-]+")
 
 
 def _features(constraint: str | None, kinds: Sequence[NodeType], where: str) -> Iterator[Finding]:
-    """Findings for features that no node has, alone or together."""
+    """Errors for features that no node has, and an error if each feature exists but no node has all of them."""
     if constraint is None:
         return
     known = sorted({name for kind in kinds for name in kind.features})
@@ -189,7 +189,8 @@ def _features(constraint: str | None, kinds: Sequence[NodeType], where: str) -> 
         if name not in known:
             yield error(
                 "slurm.constraint",
-                f"{constraint!r}: no node in {where} has feature {name!r} {listed(known)}{nearest(name, known)}",
+                f"{constraint!r}: no node in {where} has feature {name!r} {listed(known, 'features')}"
+                f"{nearest(name, known)}",
             )
     if set(wanted) <= set(known) and not any(_has_features(constraint, kind) for kind in kinds):
         yield error(
