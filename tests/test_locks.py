@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.durable_files import lock_file
-from hpcaccel.core.jsonl_pipe import LineSplitter, json_line, objects_in, write_all
+from hpcaccel.core.durable_files import LineSplitter, json_line, lock_file, objects_in, write_all
 
 
 def test_a_lock_is_held_until_the_file_is_closed(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ def test_wheel_metadata_lists_its_requirements(wheel: Path) -> None:
         "sweep",
         "plot",
         "trackers",
+        "trainers",
         "all",
         "bench",
         "dev",

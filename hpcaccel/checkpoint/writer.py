@@ -36,7 +36,7 @@ from hpcaccel.checkpoint import commit
 from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.shard_files import ShardFile, crc32, up_to_block, why_not_written
 from hpcaccel.checkpoint_files import SavePaths
-from hpcaccel.core.jsonl_pipe import LineSplitter, json_line, write_all
+from hpcaccel.core.durable_files import LineSplitter, json_line, write_all
 
 __all__ = ["WriterProcess", "main"]
 

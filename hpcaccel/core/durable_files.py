@@ -1,4 +1,5 @@
-"""Files that survive a kill (JSON files replaced atomically, JSON lines appended whole), and file locks.
+"""Files that survive a kill (JSON files replaced atomically, JSON lines appended whole), file locks,
+and JSON lines over a pipe.
 
 A JSON file is written under a temporary name and renamed, so that a reader sees the old content or the new. A
 JSON-lines file grows by whole lines: a torn last line does not affect the other lines.
@@ -21,14 +22,18 @@ __all__ = [
     "FILE_MODE",
     "MOVED",
     "PRIVATE_MODE",
+    "LineSplitter",
     "append_bytes",
     "append_line",
     "atomic_write",
     "fsync_directory",
+    "json_line",
     "lock_file",
     "make_folder",
+    "objects_in",
     "read_json",
     "read_lines",
+    "write_all",
     "write_json",
 ]
 
@@ -186,3 +191,44 @@ def lock_file(
             raise
         return "unsupported"
     return "held"
+
+
+class LineSplitter:
+    """Splits data read from a pipe into whole lines and buffers the unfinished last one."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The lines that ``piece`` completes, without their newline."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return lines
+
+
+def json_line(value: Mapping[str, Any]) -> bytes:
+    """``value`` as one line."""
+    return json.dumps(value).encode() + b"\n"
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of ``data``, in several writes if needed.
+
+    Raises:
+        BrokenPipeError: the reader has closed the pipe.
+    """
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def objects_in(output: str | bytes, *, keys: frozenset[str] | set[str]) -> Iterator[dict[str, Any]]:
+    """The JSON objects in a job step's output, one per line, that have all of ``keys``. Other lines, such as those of
+    login scripts, are skipped."""
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and keys <= value.keys():
+            yield value

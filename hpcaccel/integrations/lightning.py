@@ -70,15 +70,21 @@ class HpcaccelCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if stage == "fit" and trainer.world_size != ranks:
+        if stage != "fit":
+            return
+        if trainer.world_size != ranks:
             nodes = max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
             raise RuntimeMisuse(
                 f"this Trainer trains with {trainer.world_size} rank(s), but the run has {ranks}. "
                 f"Create it with Trainer(num_nodes={nodes}, devices={ranks // nodes}, strategy=…)"
             )
+        # Before the first loader: workers inherit the gate's signal mask, so Slurm's SIGTERM does not end them.
+        self._gate = stop_gate()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._gate = gate = stop_gate()
+        gate = self._gate
+        if gate is None:
+            return  # a test or a validation alone
         self._step = trainer.global_step
         total = trainer.estimated_stepping_batches
         gate.begin(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcaccel.core.jsonl_pipe import LineSplitter, json_line, write_all
+from hpcaccel.core.durable_files import LineSplitter, json_line, write_all
 from hpcaccel.core.records import from_dict
 from hpcaccel.errors import HpcaccelError
 

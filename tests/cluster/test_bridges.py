@@ -61,4 +61,4 @@ def test_three_preemptions_and_a_time_limit_lose_no_step(
     for line in ends[:-1]:
         assert line["checkpoint_step"] == line["last_step"]
         assert Path(line["checkpoint"]).parent == scenario.dir.path / "out"
-    assert set(scenario.losses) == set(range(1, 161))
+    assert set(scenario.losses) == set(range(1, 301))

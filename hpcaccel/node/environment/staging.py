@@ -17,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.durable_files import lock_file
-from hpcaccel.core.jsonl_pipe import objects_in
+from hpcaccel.core.durable_files import lock_file, objects_in
 from hpcaccel.core.launch_spec import LaunchSpec, LaunchStage
 from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.run_dir import RunDir

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from hpcaccel.core.durable_files import write_json
-from hpcaccel.core.jsonl_pipe import objects_in
+from hpcaccel.core.durable_files import objects_in, write_json
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import SHORT_STEP

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.jsonl_pipe import LineSplitter, json_line
+from hpcaccel.core.durable_files import LineSplitter, json_line
 from hpcaccel.node.batch import dying_with_us
 
 __all__ = ["TUNER_SIGNAL", "TunerProcess"]

@@ -143,15 +143,14 @@ def trigger_sync_in_backward(model: nn.Module) -> SyncInBackward:
 @contextmanager
 def join_uneven_inputs(setup: Setup, joinables: Sequence[Any], *, even_batches: bool | None) -> Iterator[None]:
     """Context with torch's ``Join``, for gloo and NCCL: ranks that run out of batches keep taking part in gradient
-    all-reduces. At the end of the context all ranks have the parameters of the rank that finished last. Saves and stops
-    are deferred to the end of the context. If all ranks get the same number of batches, ``Join`` is not enabled.
+    all-reduces. At its end all ranks have the parameters of the rank that finished last, and deferred saves and stops
+    are carried out. If all ranks get the same number of batches, ``Join`` is not enabled.
 
     Args:
         even_batches: setting of prepared loaders inside the context; None leaves the setting unchanged.
 
     Raises:
-        RuntimeMisuse: a model, such as a sharded one, does not support ``Join``. If the Accelerator's
-            ``even_batches`` is set, a warning is shown instead for a sharded training.
+        RuntimeMisuse: a model does not support ``Join``. With ``even_batches``, a sharded one causes a warning instead.
     """
     from torch.distributed.algorithms.join import Join, Joinable
 
