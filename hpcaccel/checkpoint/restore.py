@@ -116,8 +116,8 @@ class Restorer:
             here, saved = len(getattr(self._state, kind)), len(self._tree[kind])
             if here != saved:
                 raise CheckpointError(
-                    f"number of {kind}: {saved} in the checkpoint, {here} in this program. Prepare the same {kind} as "
-                    "at the save"
+                    f"number of {kind}: {saved} in the checkpoint, {here} in this program. Prepare the same {kind} "
+                    "as when the checkpoint was saved"
                 )
         missing = sorted(set(self._state.objects) - set(self._tree["objects"]))
         unknown = sorted(set(self._tree["objects"]) - set(self._state.objects))
@@ -125,7 +125,7 @@ class Restorer:
             raise CheckpointError(
                 "the loaders and registered objects do not match the checkpoint (missing from the checkpoint: "
                 f"{missing or 'none'}; only in the checkpoint: {unknown or 'none'}). Prepare and register the "
-                "same loaders and objects, in the same order, as at the save"
+                "same loaders and objects, in the same order as when the checkpoint was saved"
             )
         if (self._state.scaler is None) != (self._tree["scaler"] is None):
             if self._state.scaler is not None:

@@ -196,7 +196,7 @@ def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
     except (KeyError, TypeError) as error:
         raise RunDirectoryError(
             f"{source} was written by an incompatible version of hpcaccel ({error!r}): "
-            "use the version that record.json beside it names, or submit again"
+            "use the version named in record.json in the same directory, or submit again"
         ) from None
 
 

@@ -281,7 +281,7 @@ def make_loader(loader: DataLoader[Any], **options: Any) -> PreparedLoader:
 
 
 def is_dispatched(loader: DataLoader[Any], *, dispatch_batches: bool | None = None, put_on_device: bool = True) -> bool:
-    """Whether rank 0 reads for all ranks, if there are several ranks."""
+    """Whether rank 0 is to read the loader's data for all ranks. Has no effect with a single rank."""
     if dispatch_batches is None:
         return isinstance(loader.dataset, IterableDataset) and put_on_device
     return dispatch_batches

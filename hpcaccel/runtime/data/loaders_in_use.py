@@ -92,7 +92,7 @@ class LoadersInUse:
             self.current = self._sources[-1] if self._sources else None
 
     def clear(self) -> None:
-        """Forget all iterations."""
+        """Remove all loaders that are being read. The counts are kept."""
         self._sources.clear()
         self.current = None
 

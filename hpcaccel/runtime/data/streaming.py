@@ -253,9 +253,9 @@ class ReportingStream:
 
     def _warn_of_repetition(self, cursor: Cursor, count: int) -> None:
         warnings.warn(
-            f"resuming epoch {cursor.epoch}: the last {cursor.unit} before the checkpoint are repeated ({count} in "
-            f"number). This stream can resume only at multiples of {self._source.units}, but the checkpoint's "
-            "position, saved with another number of ranks or batch size, lies between two of them. A plain DataLoader "
+            f"resuming epoch {cursor.epoch}: the last {count} {cursor.unit} before the checkpoint are repeated. This "
+            f"stream can resume only at multiples of {self._source.units} {cursor.unit}, but the checkpoint was saved "
+            "between two of them, with a different number of ranks or a different batch size. A plain DataLoader "
             "with num_workers=0, or with num_workers=1 and persistent_workers=False, can resume anywhere",
             stacklevel=5,
         )

@@ -166,7 +166,7 @@ def dtype_of(value: Any, name: str) -> torch.dtype | None:
 
 
 def _finder(plugin: Any) -> Callable[[nn.Module], list[nn.Module]] | None:
-    """The function with which the plugin selects blocks; None if the plugin selects none."""
+    """The function that finds the blocks that the plugin names; None if it leaves the choice to the settings."""
     names: Sequence[str] | str | None = plugin.transformer_cls_names_to_wrap
     if isinstance(names, str):
         names = [name.strip() for name in names.split(",")]

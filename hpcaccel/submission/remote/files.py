@@ -1,7 +1,8 @@
 """Files sent to and fetched from this login node: code archives, and the results of runs.
 
-``<runs_dir>/.code/<hash>/`` contains the files of an archive, and ``<hash>.json`` lists them; a copy is complete once
-its list exists. To fetch results, another machine first gets a list of files and then requests the missing ones.
+``<runs_dir>/.code/<hash>/`` contains the unpacked files of an archive, and ``<hash>.json`` lists them. The list is
+written last: the folder is complete once the list exists. To fetch results, another machine first gets a list of
+files and then requests the missing ones.
 """
 
 from __future__ import annotations

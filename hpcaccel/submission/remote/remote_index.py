@@ -59,7 +59,7 @@ def secrets_of(cluster: str, token: str) -> frozenset[str]:
 
 
 def remote_of(token: str, *, cluster: str | None = None, only_sweeps: bool = False) -> dict[str, Any] | None:
-    """Find a run in the index by run id, ``<id>_3``, a unique prefix of the id, name, or job id; None if there is none.
+    """Find a run in the index by run id (or ``<id>_3``), name, job id, or unique prefix of a run id; None without one.
 
     Args:
         cluster: only runs on this cluster.
