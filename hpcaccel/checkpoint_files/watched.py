@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel import checkpoint_files
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch, find_launch
 from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RunDir
@@ -47,6 +48,8 @@ class SavedCheckpoint:
     step: int | None
     path: Path | None
     """None for a URL."""
+    time: float | None = None
+    """When a watched checkpoint was completed (seconds since the epoch)."""
 
 
 def watched(run: RunDir) -> list[WatchedCheckpoint]:
@@ -73,10 +76,11 @@ def newest_saved(run: RunDir, ends: Sequence[AttemptEnd] = ()) -> SavedCheckpoin
     Args:
         ends: the ledger's end lines.
     """
-    complete = [one for one in watched(run) if one.complete]
+    created = float((read_json(run.record) or {}).get("created", 0.0))
+    complete = [one for one in watched(run) if one.complete and one.time >= created]
     if complete:
         last = complete[-1]
-        return SavedCheckpoint(name=str(last.path), step=last.step, path=last.path)
+        return SavedCheckpoint(name=str(last.path), step=last.step, path=last.path, time=last.time)
     own = checkpoint_files.newest(run.checkpoints)
     named = next((line for line in reversed(ends) if _is_named(line)), None)
     if named is not None and (own is None or own.step < (named.checkpoint_step or 0)):
@@ -105,7 +109,7 @@ def _look(path: Path, watch: LaunchWatch) -> WatchedCheckpoint | None:
             return None
         mark = _mark(path, watch.complete, step)
         time = (path if mark is None else mark).stat().st_mtime
-    except (OSError, ValueError):
+    except (OSError, ValueError, NotImplementedError):  # the last two: an unusable pattern in ``complete``
         return None
     return WatchedCheckpoint(path=path, step=step, complete=mark is not None, time=time)
 

@@ -118,6 +118,8 @@ class AttemptEnd:
     """The newest complete checkpoint: the name of one written by hpcaccel, or the path of one that the program has
     written (found by ``checkpoint.watch``, or named in the outcome)."""
     checkpoint_step: int | None = None
+    checkpoint_time: float | None = None
+    """When a checkpoint of ``checkpoint.watch`` was completed; None for others."""
     advice: str = ""
     """What the user can do about the failure."""
     nodes_blamed: list[str] = field(default_factory=list)

@@ -37,19 +37,27 @@ else:
 
 __all__ = ["HpcaccelCallback", "newest_checkpoint"]
 
-SHARDED_MARK = "meta.pt"
-"""The file that sharded strategies write last into a checkpoint directory."""
+SHARDED_MARKS = ("meta.pt", "latest")
+"""Files of checkpoint directories, written last: by FSDP and model-parallel strategies, and by DeepSpeed."""
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     """Path of the checkpoint below ``directory`` that was completed last, by this callback or by Lightning itself; None
     if there is no complete checkpoint. Pass the path to ``Trainer.fit(ckpt_path=…)``."""
-    found = [(path.stat().st_mtime, path) for path in Path(directory).glob("**/*.ckpt") if _is_complete(path)]
+    found = []
+    for path in Path(directory).glob("**/*.ckpt"):
+        try:
+            if _is_complete(path):
+                found.append((path.stat().st_mtime, path))
+        except OSError:
+            continue  # deleted in the meantime, or a link to a deleted file
     return str(max(found)[1]) if found else None
 
 
 def _is_complete(path: Path) -> bool:
-    return (path / SHARDED_MARK).is_file() if path.is_dir() else is_whole(path)
+    if path.is_dir():
+        return any((path / mark).is_file() for mark in SHARDED_MARKS)
+    return is_whole(path)
 
 
 class HpcaccelCallback(Callback):
@@ -70,7 +78,7 @@ class HpcaccelCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if stage != "fit":
+        if stage != "fit" or settings.locate(None).run is None:
             return
         if trainer.world_size != ranks:
             nodes = max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
@@ -116,15 +124,18 @@ class HpcaccelCallback(Callback):
             self._log(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._gate is not None and not self._gate.is_over:
-            self._gate.phase = "finishing"
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.phase = "finishing"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _stop(self, gate: StopGate, trainer: Trainer) -> None:
         if gate.reason == "pruned":
             gate.leave()
-        if gate.should_finish:
+        if self._step == trainer.max_steps:
+            gate.complete()
+        if gate.should_finish or self._step == trainer.max_steps:
             trainer.should_stop = True
             return
         if not gate.in_time:
@@ -134,8 +145,6 @@ class HpcaccelCallback(Callback):
         gate.leave(checkpoint=path)
 
     def _log(self, trainer: Trainer) -> None:
-        if settings.locate(None).run is None:
-            return
         values = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
         if values:
             log(values, step=trainer.global_step)

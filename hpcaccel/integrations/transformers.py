@@ -20,6 +20,7 @@ replaces ``get_last_checkpoint`` by ``newest_checkpoint``, which skips checkpoin
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
 import os
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, cast
 import transformers
 from transformers import trainer, trainer_utils
 
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_ledger import RunLedger
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
@@ -49,11 +51,29 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """Path of the complete checkpoint with the highest step in ``output_dir``; None if there is none. Pass it to
-    ``Trainer.train(resume_from_checkpoint=…)``."""
-    found = [(int(match[1]), path) for path in _children(output_dir) if (match := _NAME.fullmatch(path.name))]
-    complete = [(step, path) for step, path in found if (path / STATE_FILE).is_file()]
-    return str(max(complete)[1]) if complete else None
+    """Path of the checkpoint in ``output_dir`` that was completed last; None if there is none. Checkpoints without a
+    readable ``trainer_state.json`` do not count."""
+    return _newest(output_dir, since=0.0)
+
+
+def _newest(output_dir: str | os.PathLike[str], *, since: float) -> str | None:
+    """The checkpoint that was completed last, but not before ``since`` (seconds since the epoch); None without one."""
+    found = [
+        (completed, int(match[1]), path)
+        for path in _children(output_dir)
+        if (match := _NAME.fullmatch(path.name)) and (completed := _completed(path)) is not None and completed >= since
+    ]
+    return str(max(found)[2]) if found else None
+
+
+def _completed(path: Path) -> float | None:
+    """When a checkpoint was completed (seconds since the epoch); None if it is not complete."""
+    state = path / STATE_FILE
+    try:
+        json.loads(state.read_bytes())["global_step"]
+        return state.stat().st_mtime
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _children(folder: str | os.PathLike[str]) -> list[Path]:
@@ -78,27 +98,30 @@ class HpcaccelCallback(transformers.TrainerCallback):
             its own timer when to save; when the training begins, if the process has an ``hpcaccel.Accelerator``.
     """
 
-    _in_charge: HpcaccelCallback | None = None
-    """The callback that acts; others do nothing. There are two if both ``runtime.bridge`` and the script add one."""
+    _in_charge: tuple[HpcaccelCallback, Any] | None = None
+    """The callback that acts, and its Trainer's state. Another one of the same Trainer, as after ``runtime.bridge`` and
+    a line in the script, does nothing."""
 
     def __init__(self) -> None:
         self._gate: StopGate | None = None
-        """None before the training begins, and always None in a callback that is not in charge."""
+        """None outside of ``train()`` and of a run, and in a callback that is not in charge."""
         self._stopping = False
 
     # -- called by the Trainer ------------------------------------------------------------------------------------
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if getattr(args, "enable_jit_checkpoint", False):
-            raise RuntimeMisuse(
-                "TrainingArguments(enable_jit_checkpoint=True) and HpcaccelCallback both save when the job is stopped. "
-                "Remove enable_jit_checkpoint: it decides on each rank alone, so ranks may save different steps"
-            )
+        _refuse_jit(args)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if HpcaccelCallback._in_charge not in (None, self):
+        _refuse_jit(args)
+        other = HpcaccelCallback._in_charge
+        if settings.locate(None).run is None or (other is not None and other[0] is not self and other[1] is state):
             return
-        HpcaccelCallback._in_charge = self
+        HpcaccelCallback._in_charge = (self, state)
+        if args.save_only_model:
+            logger.warning("save_only_model is switched off: a run cannot continue without the optimizer's state")
+            args.save_only_model = False
+        self._stopping = False
         self._gate = gate = stop_gate()
         path = _checkpoint(args, state)
         resumed = str(path) if state.global_step and path.exists() else None
@@ -108,9 +131,13 @@ class HpcaccelCallback(transformers.TrainerCallback):
         if self._gate is None:
             return
         if self._gate.step(state.global_step):
-            self._stop(self._gate, args, state, control)
-        elif control.should_save:
-            self._gate.phase = "saving"
+            self._stop(self._gate, state, control)
+        else:
+            self._before_save(control)
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if not self._stopping:
+            self._before_save(control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._gate is None:
@@ -138,37 +165,51 @@ class HpcaccelCallback(transformers.TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if self._gate is None or settings.locate(None).run is None:
+        if self._gate is None:
             return
         values = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
         if values:
             log(values, step=state.global_step)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._gate is not None and not self._gate.is_over:
-            self._gate.phase = "finishing"
-        HpcaccelCallback._in_charge = None
+        gate, self._gate, HpcaccelCallback._in_charge = self._gate, None, None
+        if gate is None:
+            return
+        if self._stopping:
+            gate.leave()  # another callback has prevented the save
+        gate.phase = "finishing"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _stop(self, gate: StopGate, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
+    def _before_save(self, control: TrainerControl) -> None:
+        """Begin to measure the save that the Trainer makes next. After an evaluation, ``on_evaluate`` does it."""
+        if self._gate is not None and control.should_save and not control.should_evaluate:
+            self._gate.phase = "saving"
+
+    def _stop(self, gate: StopGate, state: TrainerState, control: TrainerControl) -> None:
         """Let the Trainer save and stop. It saves after this call, and then calls ``on_save``."""
-        control.should_training_stop = True
         if gate.reason == "pruned":
             gate.leave()
-        if gate.should_finish:
-            return  # the Trainer ends as it does after its last step
+        control.should_training_stop = control.should_save = True
+        if state.global_step >= state.max_steps:
+            gate.complete()
+        if gate.should_finish or state.global_step >= state.max_steps:
+            return  # the Trainer ends by itself
         if not gate.in_time:
             logger.warning(
                 "no time is left to save at step %d: the run resumes from the newest checkpoint", state.global_step
             )
             gate.leave()
         self._stopping = True
-        control.should_save = True
-        control.should_evaluate = False  # an evaluation might take longer than the time that is left
-        if args.save_only_model:
-            # The run could not continue without the states of the optimizer and the random generators.
-            args.save_only_model = False
+        control.should_evaluate = False  # it might take longer than the time that is left
+
+
+def _refuse_jit(args: TrainingArguments) -> None:
+    if getattr(args, "enable_jit_checkpoint", False):
+        raise RuntimeMisuse(
+            "TrainingArguments(enable_jit_checkpoint=True) and HpcaccelCallback both save when the job is stopped. "
+            "Remove enable_jit_checkpoint: it decides on each rank alone, so ranks may save different steps"
+        )
 
 
 def _checkpoint(args: TrainingArguments, state: TrainerState) -> Path:
@@ -182,7 +223,10 @@ def add_to_every_trainer() -> None:
     ``train()`` without ``resume_from_checkpoint`` then starts from the newest complete checkpoint in ``output_dir``, if
     an earlier attempt of this run has written it.
     """
-    cast("list[Any]", trainer.DEFAULT_CALLBACKS).append(HpcaccelCallback)
+    callbacks = cast("list[Any]", trainer.DEFAULT_CALLBACKS)
+    if HpcaccelCallback in callbacks:
+        return
+    callbacks.append(HpcaccelCallback)
     train = trainer.Trainer.train
 
     @functools.wraps(train)
@@ -197,10 +241,11 @@ def add_to_every_trainer() -> None:
 
 
 def _checkpoint_of_this_run(output_dir: str) -> str | None:
-    """The newest complete checkpoint in ``output_dir`` if it is not older than the run's first attempt, else None."""
-    place, newest = settings.locate(None), newest_checkpoint(output_dir)
-    if place.run is None or newest is None:
+    """The checkpoint in ``output_dir`` that this run has completed last; None without one, or if the spec has
+    ``checkpoint.resume: never``."""
+    run = settings.locate(None).run
+    spec = {} if run is None else (read_json(run.spec) or {}).get("spec", {})
+    if run is None or spec.get("checkpoint", {}).get("resume") == "never":
         return None
-    starts = RunLedger.read(place.run).starts
-    begun = starts[0].time if starts else math.inf
-    return newest if (Path(newest) / STATE_FILE).stat().st_mtime >= begun else None
+    starts = RunLedger.read(run).starts
+    return _newest(output_dir, since=starts[0].time if starts else math.inf)

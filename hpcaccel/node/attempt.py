@@ -315,5 +315,8 @@ class Attempt:
 def _filled(resume_args: Sequence[str], newest: SavedCheckpoint, run: RunDir) -> list[str]:
     """``resume_args`` with its placeholders replaced by the path and step of ``newest`` and by the run's directory."""
     path = newest.name if newest.path is None else str(newest.path)
+    if newest.step is None and any("{step}" in word for word in resume_args):
+        log.warning("entrypoint.resume_args are left out: the step of %s is unknown", path)
+        return []
     values = {"{newest}": path, "{step}": "" if newest.step is None else str(newest.step), RUN_DIR: str(run.path)}
     return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) for word in resume_args]

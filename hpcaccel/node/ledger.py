@@ -130,13 +130,15 @@ def _since_progress(ends: Sequence[AttemptEnd]) -> list[AttemptEnd]:
     """The end lines of the last attempt that got further than all earlier ones, and of the attempts after it; all of
     ``ends`` if no attempt got further."""
     found: list[AttemptEnd] = []
-    furthest, checkpoint = 0, None
+    furthest = 0
+    checkpoint: tuple[str | None, float | None] = (None, None)
     for line in ends:
         reached = _reached(line)
         without_step = line.checkpoint is not None and line.checkpoint_step is None
-        if reached > furthest or (without_step and line.checkpoint != checkpoint):
+        now = (line.checkpoint, line.checkpoint_time)
+        if reached > furthest or (without_step and now != checkpoint):
             found, furthest = [], max(reached, furthest)
-        checkpoint = line.checkpoint
+        checkpoint = now
         found.append(line)
     return found
 
@@ -194,6 +196,7 @@ def how_far(run: RunDir, attempt: int, *, ends: Sequence[AttemptEnd]) -> dict[st
         "first_logged": steps.first_logged,
         "checkpoint": name,
         "checkpoint_step": step,
+        "checkpoint_time": None if newest is None or name != newest.name else newest.time,
     }
 
 

@@ -66,7 +66,8 @@ class Definition:
     def launch_of(self, job: JobSpec) -> LaunchSpec:
         """The ``launch`` section in the ``spec.json`` of a trial whose spec is ``job``."""
         watch = job.launch_watch(self.launch.workdir)
-        launch = replace(self.launch, program=[*self.program, *job.arguments()], watch=watch)
+        program, resume_args = [*self.program, *job.arguments()], job.resume_arguments()
+        launch = replace(self.launch, program=program, watch=watch, resume_args=resume_args)
         if job.runtime.stop is not None:
             launch = replace(launch, stop=job.runtime.stop, stop_is_default=False)
         if self.spec.sweep.pack > 1:

@@ -100,6 +100,32 @@ def test_newest_is_the_one_that_was_completed_last(tmp_path: Path) -> None:
     assert newest.path == newer
 
 
+def test_checkpoint_from_before_the_run_does_not_count(tmp_path: Path) -> None:
+    run = make_run(tmp_path, preset="transformers", directory="out")
+    write_json(run.record, {"created": 2_000.0})
+    make(tmp_path / "out/checkpoint-900", "trainer_state.json", at=1_000.0)
+    assert newest_saved(run) is None
+    own = make(tmp_path / "out/checkpoint-100", "trainer_state.json", at=3_000.0)
+    newest = newest_saved(run)
+    assert newest is not None
+    assert newest.path == own
+
+
+@pytest.mark.parametrize("complete", ["**x", "a/../../..", "["])
+def test_unusable_pattern_finds_nothing(tmp_path: Path, complete: str) -> None:
+    run = make_run(tmp_path, glob="out/*-*", complete=complete)
+    make(tmp_path / "out" / "x-7", "done")
+    assert newest_saved(run) is None
+
+
+def test_directory_with_signs_of_patterns_is_found(tmp_path: Path) -> None:
+    run = make_run(tmp_path, preset="transformers", directory="out[lr=1]")
+    path = make(tmp_path / "out[lr=1]" / "checkpoint-7", "trainer_state.json")
+    newest = newest_saved(run)
+    assert newest is not None
+    assert newest.path == path
+
+
 def test_pattern_does_not_interpret_the_run_directorys_own_name(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a[b]*", glob="{run_dir}/out/*-*", complete="done")
     make(run.path / "out" / "x-7", "done")

@@ -67,6 +67,16 @@ def test_run_that_is_to_finish_ends_normally_and_keeps_its_model(tmp_path: Path)
     assert (outcome(run) or {})["reason"] == "completed"
 
 
+def test_stop_at_the_last_step_lets_the_training_end(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    request(run)
+    ended = train(run, "--steps", "8", "--kill", "0:8", size=1)
+    assert ended.codes == [0], ended.outputs
+    assert ended.result() == {"step": 8}
+    assert (outcome(run) or {})["reason"] == "completed"
+    assert (run.path / "out" / "final").is_dir()
+
+
 def test_pruned_trial_ends_without_a_save(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     request(run, reason="pruned", then="finish")

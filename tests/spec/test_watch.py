@@ -60,6 +60,9 @@ def test_place_of_watched_checkpoints(tmp_path: Path, entrypoint: str, watch: st
         ("checkpoint: {watch: {preset: dcp, glob: x}}", ["checkpoint.watch.glob", "conflicts with preset"]),
         ("checkpoint: {watch: {glob: x, step: 'a(b'}}", ["checkpoint.watch.step", "not a regular expression"]),
         ("checkpoint: {watch: {glob: x, step: 'ab'}}", ["checkpoint.watch.step", "exactly one group"]),
+        ("checkpoint: {watch: {glob: x, complete: /x}}", ["checkpoint.watch.complete", "must be relative"]),
+        ("checkpoint: {resume: /x}\nruntime: {bridge: transformers}", ["checkpoint.resume", "auto or never"]),
+        ("checkpoint: {watch: {glob: x}}\ncontainer: {image: /x.sif}", ["checkpoint.watch", "{run_dir}", "container"]),
     ],
 )
 def test_watch_that_is_refused(tmp_path: Path, sections: str, words: list[str]) -> None:

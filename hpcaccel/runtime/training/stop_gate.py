@@ -93,6 +93,7 @@ class StopGate:
         requested, from the median time of this attempt's saves, else from the time of the slowest earlier save."""
         self.is_over = False
         """Whether ``leave`` was called or the program has ended."""
+        self._has_finished = False
         self._place = settings.locate(None)
         self._created = time.time()
         self._status = RankStatus()
@@ -183,6 +184,11 @@ class StopGate:
         if self._request is None or self._request.deadline is None:
             return None
         return max(0.0, self._request.deadline - time.time())
+
+    def complete(self) -> None:
+        """Record that the training has done its last step. A stop that was requested then changes nothing: the program
+        goes on to its end, and the run is completed."""
+        self._has_finished = True
 
     def leave(self, *, checkpoint: str | os.PathLike[str] | None = None) -> None:
         """Exit the program, after ``step`` has returned True. Collective.
@@ -306,7 +312,7 @@ class StopGate:
         """Called at the normal end of the program."""
         self._end()
         request = self._request
-        if request is None or request.then == "finish":
+        if request is None or request.then == "finish" or self._has_finished:
             self._exit.complete(self._outcome("completed", resume=False))
         else:  # the program knew of the stop and ended without leave(): its next start shows whether it had finished
             self._exit.complete(self._outcome(request.reason, resume=True))

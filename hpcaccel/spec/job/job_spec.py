@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, WithJsonSchema
 
-from hpcaccel.core.launch_spec import LaunchWatch
+from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
 from hpcaccel.spec.job.fields import Conflict, Count, PathText, Section, checked_text
@@ -170,17 +170,26 @@ def _part(values: dict[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _watch_conflicts(values: dict[str, Any]) -> list[Conflict]:
-    """A conflict if ``checkpoint.watch`` needs a directory that is not known."""
-    watch, args = _part(values, "checkpoint").get("watch"), _part(values, "entrypoint").get("args")
-    if watch is None:
-        return []
+    """Conflicts of the settings for programs with checkpoints of their own."""
+    checkpoint, entrypoint = _part(values, "checkpoint"), _part(values, "entrypoint")
+    found = []
+    if checkpoint.get("resume", "auto") not in ("auto", "never") and (
+        entrypoint.get("resume_args") or _part(values, "runtime").get("bridge")
+    ):
+        advice = "must be auto or never with resume_args or runtime.bridge: name the first checkpoint in args"
+        found.append(Conflict("checkpoint.resume", advice))
+    if checkpoint.get("watch") is None:
+        return found
     try:
-        pattern_of(watch, args)
+        place = pattern_of(checkpoint["watch"], entrypoint.get("args")).glob
     except ValidationError:
-        return []  # reported for the section itself
+        return found  # reported for the section itself
     except ValueError as error:
-        return [Conflict("checkpoint.watch", str(error))]
-    return []
+        return [*found, Conflict("checkpoint.watch", str(error))]
+    if values.get("container") is not None and not place.startswith(RUN_DIR):
+        advice = f"must be below {RUN_DIR} with a container: other paths differ inside and outside of it"
+        found.append(Conflict("checkpoint.watch", advice))
+    return found
 
 
 class JobSpec(Section):
@@ -333,6 +342,10 @@ class JobSpec(Section):
         """
         watch = self.checkpoint.watch
         return None if watch is None else watch.located(self.entrypoint.args, workdir)
+
+    def resume_arguments(self) -> list[str]:
+        """The words of ``entrypoint.resume_args``; none with ``checkpoint.resume: never``."""
+        return [] if self.checkpoint.resume == "never" else self.entrypoint.resume_arguments()
 
     def arguments(self) -> list[str]:
         """The command-line arguments of the program on every rank."""

@@ -112,6 +112,8 @@ class WatchSection(Section):
             found.append(Conflict("glob", f"must be set, or use a preset: {', '.join(PRESETS)}"))
         if values.get("preset") is not None and values.get("glob") is not None:
             found.append(Conflict("glob", "conflicts with preset: set only one of preset, glob"))
+        if str(values.get("complete") or "").startswith("/"):
+            found.append(Conflict("complete", "must be relative to the checkpoint: a name, or ../ and a name"))
         return found
 
     def pattern(self, arguments: Mapping[str, Any] | Sequence[str]) -> Pattern:
@@ -125,8 +127,8 @@ class WatchSection(Section):
         """
         if self.preset is None:
             own = Pattern(str(self.glob), self.complete, self.step or r"(\d+)\D*$")
-            return own if self.directory is None else own._replace(glob=f"{self.directory}/{own.glob}")
-        (glob, complete, step), names = PRESETS[self.preset]
+            return own if self.directory is None else own._replace(glob=f"{glob.escape(self.directory)}/{own.glob}")
+        (pattern, complete, step), names = PRESETS[self.preset]
         directory = self.directory or next(filter(None, (_argument(arguments, name) for name in names)), None)
         if directory is None:
             known = f", and entrypoint.args has no {' or '.join(names)}" if names else ""
@@ -134,7 +136,7 @@ class WatchSection(Section):
                 f"needs the directory in which the program saves{known}: write "
                 f"watch: {{preset: {self.preset}, directory: out}}"
             )
-        return Pattern(f"{directory}/{glob}", self.complete or complete, self.step or step)
+        return Pattern(f"{glob.escape(directory)}/{pattern}", self.complete or complete, self.step or step)
 
     def located(self, arguments: Mapping[str, Any] | Sequence[str], workdir: str) -> LaunchWatch:
         """The pattern with an absolute glob. A glob that begins with ``{run_dir}`` stays unchanged.

@@ -168,7 +168,7 @@ def launch_spec(
         after=[dict(one) for one in after],
         stage=None if spec.stage is None else LaunchStage(**spec.stage.model_dump(mode="json")),
         watch=spec.launch_watch(str(workdir)),
-        resume_args=[] if spec.checkpoint.resume == "never" else spec.entrypoint.resume_arguments(),
+        resume_args=spec.resume_arguments(),
     )
 
 

@@ -138,7 +138,12 @@ def find_watching_run(token: str) -> RunDir | None:
         UserError: ``token`` is an array or a sweep.
     """
     path = Path(os.path.expanduser(token)).absolute()
-    run = RunDir(path) if path.exists() or os.sep in token else _run_of(token)
+    if RunDir(path).record.exists():
+        run = RunDir(path)
+    elif path.exists() or os.sep in token:
+        return None
+    else:
+        run = _run_of(token)
     launch = find_launch(run)
     return run if launch is not None and launch.watch is not None else None
 

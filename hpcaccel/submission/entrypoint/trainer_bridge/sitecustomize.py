@@ -17,15 +17,21 @@ TRAINER = "transformers.trainer"
 
 
 class TrainerFinder(MetaPathFinder):
-    """Finds ``transformers.trainer`` once, as the other finders do, and wraps its loader in a ``TrainerLoader``."""
+    """Finds ``transformers.trainer`` as the other finders do, and wraps its loader in a ``TrainerLoader``."""
+
+    def __init__(self) -> None:
+        self._busy = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != TRAINER:
+        if fullname != TRAINER or self._busy:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._busy = False
         if spec is not None and spec.loader is not None:
             spec.loader = TrainerLoader(spec.loader)
         return spec
