@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from hpcaccel.core.attempt_steps import read_steps
 from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.process_identity import started_at
 from hpcaccel.core.rank_records import Timing
 from hpcaccel.core.records import from_dict, to_dict
 from hpcaccel.core.run_dir import RunDir
@@ -32,7 +34,8 @@ def test_step_times_give_median_and_maximum_of_100_000_steps() -> None:
 
 def test_timing_file_contains_the_measured_times_and_steps(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    clock = AttemptClock(run, 1, begun=time.time() - 2, formed=time.time() - 1)
+    started = started_at(os.getpid()) or 0.0
+    clock = AttemptClock(run, 1, begun=started + 0.1, formed=started + 0.2)
     clock.prepared()
     clock.loaded(5)
     began = time.monotonic()
