@@ -53,7 +53,7 @@ def test_settings_are_read_from_the_environment(environ: dict[str, str], expecte
     [
         ({"HPCACCEL_STRATEGY": "zero3"}, r"HPCACCEL_STRATEGY='zero3'.*ddp, fsdp"),
         ({"ACCELERATE_USE_FSDP": "maybe"}, r"ACCELERATE_USE_FSDP='maybe'.*is not a boolean"),
-        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "two"}, "whole number"),
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "two"}, "non-negative integer"),
     ],
 )
 def test_invalid_environment_values_are_refused(environ: dict[str, str], message: str) -> None:

@@ -258,7 +258,7 @@ def test_remote_environment_does_not_select_what_is_uploaded(tmp_path: Path, mon
         assert (spec.code.include, spec.code.exclude) == (["mine/*"], ["mine.*"])
         assert spec.environment.env == {"A": "theirs"}
         program = ["entrypoint.module=null", "entrypoint.command=['${env:SOFT}/bin/tool']"]
-        assert "write it relative to this file: ./run.sh" in failure(file, *program)[0]
+        assert "write the path relative to this file: ./run.sh" in failure(file, *program)[0]
     with expanded_for(Elsewhere("alps", {"WHICH": "theirs", "SOFT": "/soft"}.get)):
         assert load_spec(file, overrides=program).entrypoint.command == ["/soft/bin/tool"]
 
