@@ -319,7 +319,7 @@ class JobSpec(Section):
 
         With ``runtime.bridge`` the default is always ``cooperative``. Otherwise, if ``runtime.stop`` is not set,
         submission also uses ``signals`` for scripts and modules whose source uses none of ``Accelerator``,
-        ``stop_gate`` and ``should_stop``.
+        ``HpcaccelCallback``, ``stop_gate`` and ``should_stop``.
         """
         signals = self.entrypoint.kind == "command" and self.runtime.bridge is None
         return self.runtime.stop or ("signals" if signals else "cooperative")
