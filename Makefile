@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge mariadb-server openssh-server openssh-client bubblewrap iproute2 strace
+# Tests and benchmarks start thousands of processes: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 N ?= 8
 SEED ?= 0
 

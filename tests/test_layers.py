@@ -39,7 +39,13 @@ LIBRARIES = {
 }
 ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric", "paramiko"}}
 """By subpackage and folder inside it."""
-TRAINERS = {"transformers": {"transformers"}, "lightning": {"lightning", "pytorch_lightning"}}
+TRAINERS = {
+    "transformers": {"transformers"},
+    "transformers_data": {"transformers", "safetensors"},
+    "lightning": {"lightning", "pytorch_lightning"},
+    "torchtitan": {"torchtitan"},
+    "accelerate": {"accelerate"},
+}
 """Packages that a module of ``integrations`` may import: its own trainer's, so that it works without the others."""
 TRAINER_BRIDGE = "submission/entrypoint/trainer_bridge/sitecustomize.py"
 RANK_PROGRAMS = {"node/failures/preflight_program.py", "node/torchrun_program.py", TRAINER_BRIDGE}

@@ -109,7 +109,7 @@ class ShardFile:
 
 
 def up_to_block(size: int) -> int:
-    """The smallest multiple of a block that is at least ``size``."""
+    """``size`` in bytes, rounded up to a multiple of ``BLOCK_BYTES``."""
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 

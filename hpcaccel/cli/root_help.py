@@ -12,7 +12,7 @@ __all__ = ["GROUPS", "NOT_OURS", "WholeSummaries", "write_commands", "write_exam
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Submit": ("init", "schema", "validate", "render", "plan", "submit", "run"),
     "Watch": ("status", "list", "logs", "wait", "explain", "report", "stacks", "shell"),
-    "Steer": ("stop", "resume", "cancel", "pull", "clean"),
+    "Steer": ("stop", "save", "resume", "cancel", "pull", "clean"),
     "Sweep": ("sweep",),
     "Cluster": ("cluster",),
     "Checkpoint": ("checkpoint",),

@@ -20,7 +20,7 @@ from hpcaccel.errors import HpcaccelError, UserError
 if TYPE_CHECKING:
     from hpcaccel.submission.runs.clean import Cleaning, Item
 
-__all__ = ["cancel", "clean", "pull", "resume", "stop"]
+__all__ = ["cancel", "clean", "pull", "resume", "save", "stop"]
 
 
 def stop(
@@ -38,6 +38,16 @@ def stop(
     then: Literal["requeue", "finish", "pause"] = "requeue" if requeue else "finish" if finish else "pause"
     found.stop(then=then)
     typer.echo(f"stop requested for {found.run_id}: {_FOLLOWS[then].format(run=found.run_id)}")
+
+
+def save(run: RunName) -> None:
+    """Save a checkpoint now; the run continues.
+
+    All ranks save after the same step. Programs that call neither hpcaccel's loop nor a stop gate ignore the request.
+    """
+    found = find(run)
+    found.save()
+    typer.echo(f"save requested for {found.run_id}: its ranks save after one of the next steps")
 
 
 def resume(run: RunName, secret: Secret = None, json: Json = False) -> None:

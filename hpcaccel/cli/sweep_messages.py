@@ -87,7 +87,7 @@ def print_dry_run(plan: DryRun, *, json: bool) -> None:
     what = gpus if plan.gpus_per_worker else f"{ranks}, no GPUs"
     typer.echo(f"  workers:    {plan.workers} (array {arrays}); each has {what}")
     if plan.gpu_hours_per_stay is None:
-        typer.echo("  GPU-hours:  not limited by a time limit")
+        typer.echo("  GPU-hours:  unlimited (the job has no time limit)")
     else:
         hours = f"{plan.gpu_hours_per_stay:.3g}"
         typer.echo(f"  GPU-hours:  at most {hours} until all workers reach their time limit; then they are requeued")

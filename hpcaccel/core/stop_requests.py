@@ -1,4 +1,4 @@
-"""Requests in the run directory's ``control/``: to stop, and to dump stacks.
+"""Requests in the run directory's ``control/``: to stop, to save, and to dump stacks.
 
 Requests are files, written by commands and by a sweep for its trials. The supervisor polls the folder and renames a
 file once its request is honoured. The folder is always listed, and single names are never looked up, because NFS
@@ -21,11 +21,13 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
+    "SaveRequests",
     "StopRequest",
     "all_requests",
     "cancel_was_requested",
     "has_signal_mark",
     "leave_request",
+    "leave_save_request",
     "leave_stacks_request",
     "mark_honoured",
     "open_requests",
@@ -40,6 +42,7 @@ LOG = logging.getLogger(__name__)
 
 _HONOURED = "honoured-"
 """Prefix that is added to the file name of an honoured request."""
+_SAVE = "save-"
 _USERS = "stop-"
 """File name prefix of a request from a user or a sweep's tuner."""
 
@@ -160,6 +163,46 @@ def leave_stacks_request(run: RunDir) -> None:
 def stacks_requests(run: RunDir) -> list[str]:
     """File names of requests for stack dumps that have not been honoured yet."""
     return [name for name in _names(run) if name.startswith("stacks-")]
+
+
+def leave_save_request(run: RunDir) -> None:
+    """Write a request to save a checkpoint and continue.
+
+    Raises:
+        RunDirectoryError: the file cannot be written.
+    """
+    path = run.control / f"{_SAVE}{time.time_ns()}-{secrets.token_hex(2)}"
+    try:
+        atomic_write(path, "", sync=False)
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write the request to save to {run.control}: {error.strerror}") from None
+
+
+class SaveRequests:
+    """Requests to save, as rank 0 sees them. The heartbeat's thread calls ``poll``, the training the other methods."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._names: tuple[str, ...] = ()
+        self._honoured: set[str] = set()
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._names)
+
+    def poll(self) -> None:
+        """List the requests that have not been honoured."""
+        self._names = tuple(name for name in _names(self._run) if name.startswith(_SAVE) and name not in self._honoured)
+
+    def mark_honoured(self) -> None:
+        """Mark the listed requests as honoured, after a save."""
+        names, self._names = self._names, ()
+        for name in names:
+            self._honoured.add(name)  # a file that cannot be renamed is not honoured again
+            try:
+                mark_honoured(self._run, name)
+            except OSError as error:
+                LOG.warning("cannot rename the request %s: %s", self._run.control / name, error.strerror)
 
 
 def _names(run: RunDir) -> Sequence[str]:

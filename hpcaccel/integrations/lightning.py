@@ -16,15 +16,23 @@ Source: lightning 2.6.6. Works with both of its packages, ``lightning.pytorch`` 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from hpcaccel.checkpoint.training_state import capture_rng, restore_rng
 from hpcaccel.checkpoint_files.watched import is_whole
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.integrations.exact_data import TrainerLoop, exact_loader, from_tensors, to_tensors
 from hpcaccel.runtime import settings
+from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.script_api import log
 from hpcaccel.runtime.training.stop_gate import StopGate, stop_gate
 
@@ -37,6 +45,11 @@ else:
 
 __all__ = ["HpcaccelCallback", "newest_checkpoint"]
 
+logger = logging.getLogger(TRAINING_LOG)
+
+RNG_KEY = "hpcaccel_rng"
+"""Key in a checkpoint: the random states of all ranks."""
+_PREPARE = "_prepare_dataloader"
 SHARDED_MARKS = ("meta.pt", "latest")
 """Files of checkpoint directories, written last: by FSDP and model-parallel strategies, and by DeepSpeed."""
 
@@ -63,31 +76,64 @@ def _is_complete(path: Path) -> bool:
 class HpcaccelCallback(Callback):
     """Saves and stops a ``Trainer`` at the same step on all ranks, and reports the training's progress to the run.
 
-    In a sweep, a pruned trial ends at an agreed step without a save. Outside of a run the training is unchanged.
+    In a sweep, a pruned trial ends at an agreed step without a save. Outside of a run, only ``exact_data`` has an
+    effect.
+
+    Args:
+        exact_data: read the training data with a prepared loader of hpcaccel, in place of Lightning's
+            DistributedSampler. Its position and the random generators of all ranks are saved with each checkpoint, so
+            that a resume within an epoch continues with the samples and random numbers of an undisturbed training.
+            Needs a map-style dataset and whole epochs.
 
     Raises:
         RuntimeMisuse: at the start of ``fit``: the Trainer's number of ranks differs from the run's. With the Trainer's
-            default settings each rank would train alone.
+            default settings each rank would train alone. Or ``exact_data`` is impossible.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact_data: bool = False) -> None:
+        self.exact_data = exact_data
         self._gate: StopGate | None = None
         self._step = 0
+        self._rng: dict[str, torch.Tensor] | None = None
+        """This rank's random states in the loaded checkpoint."""
+        self._device = torch.device("cpu")
 
     # -- called by the Trainer ------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if stage != "fit" or settings.locate(None).run is None:
+        if stage != "fit":
             return
-        if trainer.world_size != ranks:
-            nodes = max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-            raise RuntimeMisuse(
-                f"this Trainer trains with {trainer.world_size} rank(s), but the run has {ranks}. "
-                f"Create it with Trainer(num_nodes={nodes}, devices={ranks // nodes}, strategy=…)"
+        if settings.locate(None).run is not None:
+            _refuse_lone_copies(trainer)
+            # Before the first loader: workers inherit the gate's signal mask, so Slurm's SIGTERM does not end them.
+            self._gate = stop_gate()
+        if self.exact_data:
+            self._use_prepared_loader(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Called on all ranks. Only rank 0's checkpoint is written, so it gets the random states of all."""
+        if self.exact_data:
+            states = [to_tensors(capture_rng(trainer.strategy.root_device))]
+            if trainer.world_size > 1:
+                (own,), states = states, [{}] * trainer.world_size
+                dist.all_gather_object(states, own)
+            checkpoint[RNG_KEY] = states
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if not self.exact_data:
+            return
+        states = checkpoint.get(RNG_KEY, [])
+        self._rng = states[trainer.global_rank] if trainer.global_rank < len(states) else None
+        if self._rng is None:
+            logger.warning(
+                "the checkpoint has no random states for rank %d: it was saved without exact_data=True or by fewer "
+                "ranks, so this resume may not be exact",
+                trainer.global_rank,
             )
-        # Before the first loader: workers inherit the gate's signal mask, so Slurm's SIGTERM does not end them.
-        self._gate = stop_gate()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        trainer._data_connector.__dict__.pop(_PREPARE, None)
+        self._rng = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         gate = self._gate
@@ -112,6 +158,11 @@ class HpcaccelCallback(Callback):
             self._log(trainer)
         if gate.step(step):
             self._stop(gate, trainer)
+        elif gate.should_save:
+            gate.phase = "saving"
+            trainer.save_checkpoint(self._checkpoint(trainer))
+            gate.phase = "training"
+            gate.saved()
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
         if self._gate is not None:
@@ -130,6 +181,30 @@ class HpcaccelCallback(Callback):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _use_prepared_loader(self, trainer: Trainer) -> None:
+        """Replace the method with which the Trainer adds a DistributedSampler to its loaders."""
+        options: Any = trainer
+        if options.reload_dataloaders_every_n_epochs or options.limit_train_batches != 1.0 or options.overfit_batches:
+            raise RuntimeMisuse(
+                "exact_data=True needs whole epochs of one loader. Remove reload_dataloaders_every_n_epochs, "
+                "limit_train_batches and overfit_batches from the Trainer, or exact_data=True from HpcaccelCallback"
+            )
+        self._device = device = trainer.strategy.root_device
+        prepare = getattr(trainer._data_connector, _PREPARE)
+
+        def prepare_dataloader(dataloader: Any, shuffle: bool, mode: Any) -> Any:
+            if mode != "train" or not isinstance(dataloader, DataLoader):
+                return prepare(dataloader, shuffle=shuffle, mode=mode)
+            hooks = TrainerLoop(lambda: trainer.global_step, self._restore_rng)
+            # The Trainer itself moves each batch to the device, between two hooks of the LightningModule.
+            return exact_loader(dataloader, hooks, self._gate, device, put_on_device=False)
+
+        trainer._data_connector.__dict__[_PREPARE] = prepare_dataloader
+
+    def _restore_rng(self) -> None:
+        if self._rng is not None:
+            restore_rng(from_tensors(self._rng), self._device)
+
     def _stop(self, gate: StopGate, trainer: Trainer) -> None:
         if gate.reason == "pruned":
             gate.leave()
@@ -140,11 +215,24 @@ class HpcaccelCallback(Callback):
             return
         if not gate.in_time:
             gate.leave()
-        path = Path(trainer.default_root_dir) / f"hpcaccel-step={self._step}.ckpt"
+        path = self._checkpoint(trainer)
         trainer.save_checkpoint(path)
         gate.leave(checkpoint=path)
+
+    def _checkpoint(self, trainer: Trainer) -> Path:
+        return Path(trainer.default_root_dir) / f"hpcaccel-step={self._step}.ckpt"
 
     def _log(self, trainer: Trainer) -> None:
         values = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
         if values:
             log(values, step=trainer.global_step)
+
+
+def _refuse_lone_copies(trainer: Trainer) -> None:
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if trainer.world_size != ranks:
+        nodes = max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+        raise RuntimeMisuse(
+            f"this Trainer trains with {trainer.world_size} rank(s), but the run has {ranks}. "
+            f"Create it with Trainer(num_nodes={nodes}, devices={ranks // nodes}, strategy=…)"
+        )

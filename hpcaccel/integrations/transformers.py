@@ -91,18 +91,27 @@ for _module in (trainer, trainer_utils):
 class HpcaccelCallback(transformers.TrainerCallback):
     """Saves and stops a ``Trainer`` at the same step on all ranks, and reports the training's progress to the run.
 
-    In a sweep, a pruned trial ends at an agreed step without a save. Outside of a run the training is unchanged.
+    In a sweep, a pruned trial ends at an agreed step without a save. Outside of a run, only ``exact_data`` has an
+    effect.
+
+    Args:
+        exact_data: read the training data with a prepared loader of hpcaccel, whose position is saved with each
+            checkpoint. A resume then reads the samples, and draws the random numbers, of an undisturbed training, even
+            if the dataset draws random numbers itself; and it does not read what it skips. The order of the samples is
+            accelerate's. Needs a map-style dataset.
 
     Raises:
         RuntimeMisuse: when the Trainer is created, if it has ``enable_jit_checkpoint``, with which each rank decides by
-            its own timer when to save; when the training begins, if the process has an ``hpcaccel.Accelerator``.
+            its own timer when to save; when the training begins, if the process has an ``hpcaccel.Accelerator``, or
+            with ``exact_data``, if the dataset is iterable.
     """
 
     _in_charge: tuple[HpcaccelCallback, Any] | None = None
     """The callback that acts, and its Trainer's state. Another one of the same Trainer, as after ``runtime.bridge`` and
     a line in the script, does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact_data: bool = False) -> None:
+        self.exact_data = exact_data
         self._gate: StopGate | None = None
         """None outside of ``train()`` and of a run, and in a callback that is not in charge."""
         self._stopping = False
@@ -133,6 +142,7 @@ class HpcaccelCallback(transformers.TrainerCallback):
         if self._gate.step(state.global_step):
             self._stop(self._gate, state, control)
         else:
+            control.should_save = control.should_save or self._gate.should_save
             self._before_save(control)
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -145,6 +155,7 @@ class HpcaccelCallback(transformers.TrainerCallback):
         if self._stopping:
             self._gate.leave(checkpoint=_checkpoint(args, state))
         self._gate.phase = "training"
+        self._gate.saved()
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -238,6 +249,28 @@ def add_to_every_trainer() -> None:
         return train(self, resume_from_checkpoint, *args, **kwargs)
 
     setattr(trainer.Trainer, "train", resuming)  # noqa: B010
+
+
+def _train_with_exact_data(train: Any) -> Any:
+    """``Trainer._inner_training_loop`` for Trainers with a callback that has ``exact_data``."""
+
+    @functools.wraps(train)
+    def training_loop(
+        self: transformers.Trainer, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any
+    ) -> Any:
+        callbacks = self.callback_handler.callbacks
+        if not any(isinstance(one, HpcaccelCallback) and one.exact_data for one in callbacks):
+            return train(self, *args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+        from hpcaccel.integrations.transformers_data import ExactTraining
+
+        gate = None if settings.locate(None).run is None else stop_gate()
+        with ExactTraining(self, gate, resume_from_checkpoint):
+            return train(self, *args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    return training_loop
+
+
+setattr(trainer.Trainer, "_inner_training_loop", _train_with_exact_data(trainer.Trainer._inner_training_loop))  # noqa: B010
 
 
 def _checkpoint_of_this_run(output_dir: str) -> str | None:

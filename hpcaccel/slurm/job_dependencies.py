@@ -1,8 +1,9 @@
 """Job dependencies: dependencies on other runs, and the follow-up jobs of a chain.
 
-A run may consist of several jobs. A requeued job keeps its id, and jobs that depend on it start only after its last
-end. A dependency on a chain lists all of its jobs that are in the queue. The login node submits the first follow-up
-jobs of a chain. Each job of the chain submits the next ones, and then updates the jobs that depend on the run.
+A run may consist of several jobs. A requeued job keeps its id, and jobs that depend on it start only after it has
+ended for the last time. A dependency on a chain lists all of its jobs that are in the queue. The login node submits
+the first follow-up jobs of a chain. Each job of the chain submits the next ones, and then updates the jobs that depend
+on the run.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class JournalFile:
 
         Raises:
             RunDirectoryError: the journal cannot be written, for example because the disk is full. Earlier lines are
-                intact; of the new lines, only those that are complete in the file count.
+                intact. A new line counts only if it was written completely.
         """
         data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
         try:

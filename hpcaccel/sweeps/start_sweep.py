@@ -234,7 +234,7 @@ class DryRun:
 
 
 def foresee(plan: PreparedSweep) -> DryRun:
-    """What a start of ``plan`` would do; nothing is written."""
+    """What starting ``plan`` would do; nothing is written."""
     job, sweep = plan.spec.job, plan.spec.sweep
     nodes = job.slurm.min_nodes
     gpus, ranks = nodes * job.slurm.node_gpus, nodes * job.ranks_per_node

@@ -96,7 +96,8 @@ class SweepStudy:
     # -- new trials -----------------------------------------------------------------------------------------------
 
     def ask(self) -> AskedTrial | NoMore:
-        """The next trial: a waiting one (drawn ahead, a retry, another seed of a point), else one with a new point."""
+        """The next trial: a waiting one if there is any (sampled in advance, a retry, or another seed of a point), else
+        a trial at a new point."""
         while True:
             trials = self.trials()
             if not any(trial.state == TrialState.WAITING for trial in trials) and (why := self._ends(trials)):

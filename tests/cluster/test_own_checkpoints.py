@@ -86,3 +86,31 @@ def test_time_limit_signalled_only_by_slurm_is_recognized(scenario: Scenario, ho
     first, left, second = said(scenario)[:3]
     assert first == "from 0"
     assert left.removeprefix("left at ") == second.removeprefix("from ") != "0"
+
+
+@chaos
+def test_five_slices_of_a_minute_complete_a_program_with_checkpoints_of_its_own(scenario: Scenario) -> None:
+    """Each slice is ended by its time limit. Watched checkpoints count as progress, so the caps do not end the run."""
+    steps = 1500
+    scenario.submit(
+        {
+            "entrypoint": {
+                "script": str(PROGRAMS / "saves_by_itself.py"),
+                "args": ["{run_dir}/out", str(steps), "0.2"],
+                "resume_args": ["--resume", "{newest}"],
+            },
+            "checkpoint": {"watch": {"glob": "{run_dir}/out/step-*", "complete": "done"}},
+            "slurm": {"nodes": 1, "gpus_per_node": 1, "time": 1},
+        }
+    )
+    scenario.wait_for_ends(4)
+    scenario.wait_for_ends(5)
+    assert scenario.wait_until_over() == 0, scenario.story
+    ends = scenario.lines("end")
+    assert len(ends) >= 5, scenario.story
+    assert scenario.ends == [("time_limit", "requeue")] * (len(ends) - 1) + [("completed", "end")], scenario.story
+    saved = [line["checkpoint_step"] for line in ends[:-1]]
+    assert saved == sorted(set(saved)), "each slice got further"
+    starts = [scenario.wait_for_word("from", attempt=line["attempt"]) for line in scenario.lines("start")]
+    assert starts == ["from 0", *(f"from {step}" for step in saved)]
+    assert scenario.wait_for_word("trained", attempt=len(ends)) == f"trained to {steps}"

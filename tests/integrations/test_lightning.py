@@ -17,6 +17,7 @@ pytest.importorskip("lightning")
 pytestmark = pytest.mark.torch
 
 PROGRAM = str(Path(__file__).parent / "programs" / "train_lightning.py")
+PRELOAD = ("lightning.pytorch",)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def torchelastic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def train(run: RunDir, *arguments: str, attempt: int = 1, size: int = 2) -> Any:
     words = ("--root", str(run.path / "out"), *arguments)
-    return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True)
+    return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True, preload=PRELOAD)
 
 
 def request(run: RunDir, **fields: Any) -> None:
@@ -53,6 +54,27 @@ def test_stopped_trainer_saves_at_one_step_and_continues(tmp_path: Path) -> None
     assert (progress["resumed_step"], progress["resumed_from"]) == (step, found["checkpoint"])
     assert progress["total_steps"] == 20
     assert set(metrics(run)) == set(range(1, 21))
+
+
+@pytest.mark.parametrize(("workers", "kill"), [(0, 17), (1, 40), (0, 30)])
+def test_with_exact_data_the_losses_after_a_resume_are_those_of_an_undisturbed_run(
+    tmp_path: Path, workers: int, kill: int
+) -> None:
+    """The dataset draws random numbers, the model has dropout, and the epochs have 30 steps on each rank."""
+    options = ("--exact", "--workers", str(workers), "--steps", "70")
+    undisturbed = make_run(tmp_path / "undisturbed")
+    ended = train(undisturbed, *options)
+    assert ended.codes == [0, 0], ended.outputs
+    run = make_run(tmp_path / "run")
+    request(run)
+    stopped = train(run, *options, "--kill", f"1:{kill}")
+    assert stopped.codes == [85, 85], stopped.outputs
+    assert kill <= (outcome(run) or {})["step"] <= kill + 2
+    resumed = train(run, *options, attempt=2)
+    assert resumed.codes == [0, 0], resumed.outputs
+    assert (read_json(run.progress(2)) or {})["resumed_step"] == (outcome(run) or {})["step"]
+    assert set(metrics(undisturbed)) == set(range(1, 71))
+    assert metrics(run) == metrics(undisturbed)
 
 
 def test_newest_checkpoint_is_the_one_completed_last_and_whole(tmp_path: Path) -> None:

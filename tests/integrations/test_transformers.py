@@ -17,11 +17,12 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 
 PROGRAM = str(Path(__file__).parent / "programs" / "train_transformers.py")
+PRELOAD = ("transformers.trainer", "accelerate")
 
 
 def train(run: RunDir, *arguments: str, attempt: int = 1, size: int = 2) -> Any:
     words = ("--output_dir", str(run.path / "out"), *arguments)
-    return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True)
+    return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True, preload=PRELOAD)
 
 
 def request(run: RunDir, **fields: Any) -> None:
@@ -55,6 +56,27 @@ def test_stopped_trainer_saves_at_one_step_and_continues_with_the_same_losses(tm
     expected = metrics(undisturbed)
     assert list(expected) == list(range(1, 41))
     assert metrics(run) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("workers", "kill"), [(0, 17), (1, 21), (0, 32)])
+def test_with_exact_data_the_losses_after_a_resume_are_those_of_an_undisturbed_run(
+    tmp_path: Path, workers: int, kill: int
+) -> None:
+    """The dataset draws random numbers, and the epochs have 32 steps on each rank: 32 is the end of one."""
+    options = ("--exact", "--workers", str(workers), "--steps", "70")
+    undisturbed = make_run(tmp_path / "undisturbed")
+    ended = train(undisturbed, *options)
+    assert ended.codes == [0, 0], ended.outputs
+    run = make_run(tmp_path / "run")
+    request(run)
+    stopped = train(run, *options, "--kill", f"1:{kill}")
+    assert stopped.codes == [85, 85], stopped.outputs
+    assert kill <= (outcome(run) or {})["step"] <= kill + 2
+    resumed = train(run, *options, attempt=2)
+    assert resumed.codes == [0, 0], resumed.outputs
+    assert (read_json(run.progress(2)) or {})["resumed_step"] == (outcome(run) or {})["step"]
+    assert list(metrics(undisturbed)) == list(range(1, 71))
+    assert metrics(run) == metrics(undisturbed)
 
 
 def test_run_that_is_to_finish_ends_normally_and_keeps_its_model(tmp_path: Path) -> None:

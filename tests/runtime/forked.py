@@ -111,12 +111,12 @@ class Forked:
 
 
 class Template:
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], preload: Sequence[str] = ()) -> None:
         self.env = env
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, str(TEMPLATE), str(theirs.fileno())],
+                [sys.executable, str(TEMPLATE), str(theirs.fileno()), *preload],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -133,17 +133,21 @@ class Template:
         self._process.wait()
 
 
-_templates: list[Template] = []
+_templates: dict[tuple[str, ...], list[Template]] = {}
+"""By the modules that they have imported in addition to torch."""
 
 
-def templates(environs: Sequence[Mapping[str, str]]) -> list[Template]:
+def templates(environs: Sequence[Mapping[str, str]], preload: Sequence[str] = ()) -> list[Template]:
     """A template for each environment, or an empty list if a new Python process is needed.
 
-    Templates alternate, so that the order of sets differs between neighbouring ranks.
+    Templates alternate, so that the order of sets differs between neighbouring ranks; with ``preload``, whose import
+    takes long, there is one.
     """
-    while len(_templates) < min(len(environs), DIFFERENT):
-        _templates.append(Template({**os.environ, **_read_at_start(environs[0])}))
-    found = [_templates[number % DIFFERENT] for number in range(len(environs))]
+    ready = _templates.setdefault(tuple(preload), [])
+    different = 1 if preload else DIFFERENT
+    while len(ready) < min(len(environs), different):
+        ready.append(Template({**os.environ, **_read_at_start(environs[0])}, preload))
+    found = [ready[number % different] for number in range(len(environs))]
     can = all(_read_at_start(one.env) == _read_at_start(env) for one, env in zip(found, environs, strict=True))
     return found if can else []
 

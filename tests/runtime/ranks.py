@@ -77,9 +77,11 @@ class Ranks:
         blocked: bool = False,
         launcher: str = "torchrun",
         fresh: bool = FRESH,
+        preload: Sequence[str] = (),
     ) -> None:
         """
         Args:
+            preload: modules that the process from which the ranks are forked has imported besides torch.
             blocked: start with the signals ``BLOCKED`` blocked, as the rank shim does before it executes the program.
             fresh: see ``FRESH``.
         """
@@ -93,6 +95,7 @@ class Ranks:
             [shared | _LAUNCHERS[launcher](rank, size, port) for rank in range(size)],
             blocked=BLOCKED if blocked else (),
             fresh=fresh,
+            preload=preload,
         )
 
     def wait(self) -> Ended:
@@ -107,10 +110,15 @@ class Ranks:
 
 
 def start(
-    command: Sequence[str], environs: Sequence[dict[str, str]], *, blocked: Sequence[int] = (), fresh: bool = FRESH
+    command: Sequence[str],
+    environs: Sequence[dict[str, str]],
+    *,
+    blocked: Sequence[int] = (),
+    fresh: bool = FRESH,
+    preload: Sequence[str] = (),
 ) -> Sequence[subprocess.Popen[str] | Forked]:
     """Start the program once for each environment, with stdout and stderr in one pipe."""
-    if found := [] if fresh else templates(environs):
+    if found := [] if fresh else templates(environs, preload):
         pairs = zip(found, environs, strict=True)
         return [Forked(template, command, env=env, blocked=blocked) for template, env in pairs]
     return [

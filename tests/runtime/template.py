@@ -1,7 +1,7 @@
 """A process that has imported torch and forks a child per request: ``python template.py FD``, started by ``forked.py``.
 
-Requests arrive on the socket FD. The child runs the requested program with the environment, the session, the
-``__main__`` and the exit of a Python process started for it.
+Requests arrive on the socket FD. Modules named after it are imported, too. The child runs the requested program with
+the environment, the session, the ``__main__`` and the exit of a Python process started for it.
 """
 
 from __future__ import annotations
@@ -109,10 +109,12 @@ def become(program: str, *, arguments: list[str], environment: dict[str, str], f
 
 
 def main() -> None:
-    for name in WHAT_RANKS_IMPORT:
+    for name in (*WHAT_RANKS_IMPORT, *sys.argv[2:]):
         importlib.import_module(name)
-    threads = os.listdir("/proc/self/task")
-    assert len(threads) == 1, "a process with threads must not be forked"
+    threads = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    # pyarrow's jemalloc has a thread that frees memory, and handlers that make a fork safe.
+    others = [name for name in threads if name != "jemalloc_bg_thd"]
+    assert len(others) == 1, f"a process with threads must not be forked: {threads}"
     gc.collect()
     gc.freeze()  # otherwise each child's last collection would visit, and so copy, all of torch's objects
     wanted = serve(socket.socket(fileno=int(sys.argv[1])))

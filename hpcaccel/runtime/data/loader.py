@@ -169,7 +169,8 @@ class PreparedLoader(ReadingLoader):
         return LoaderShard(self, own, self._sharing) if shared else own
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next epoch. If the checkpoint was saved within this epoch, only its rest is read."""
+        """Make ``epoch`` the next epoch. If the checkpoint was saved during this epoch, only the
+        remaining batches are read."""
         self._cursor.go_to(epoch)
 
     # -- iterating --------------------------------------------------------------------------------------------------

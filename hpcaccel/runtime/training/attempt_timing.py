@@ -316,7 +316,7 @@ class StepCounter:
 
 
 def _file_system(device: int) -> str | None:
-    """Type of the file system that is mounted as ``device``; None if unknown."""
+    """Type of the mounted file system with this device number; None if unknown."""
     wanted = f"{os.major(device)}:{os.minor(device)}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcaccel import checkpoint_files
 from hpcaccel.errors import CheckpointError
+from hpcaccel.runtime.health.heartbeat import save_requests
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.training.loop_context import LoopContext
 from hpcaccel.runtime.training.stop_agreement import BUSY, DONE, FAILED
@@ -44,6 +45,7 @@ class SaveSchedule:
         self._clock = context.clock
         self._context = context
         self._is_main = context.group.is_main
+        self._requests = save_requests()
         self._due_step = self._due_time = math.inf
         self.begin_at(0)
 
@@ -63,8 +65,12 @@ class SaveSchedule:
         return checkpoint_files.checkpoint_name(self.step) if self.step else None
 
     def is_due(self, step: int) -> bool:
-        """Whether a save of ``step`` is due. Time is measured on rank 0 only."""
-        return step >= self._due_step or time.monotonic() >= self._due_time
+        """Whether a save of ``step`` is due, or was requested. Time and requests count on rank 0 only."""
+        return step >= self._due_step or time.monotonic() >= self._due_time or self._is_requested
+
+    @property
+    def _is_requested(self) -> bool:
+        return self._requests is not None and self._requests.is_open and self.is_managed and self.has_place
 
     def manage(self) -> None:
         """Save by schedule from now on."""
@@ -124,6 +130,8 @@ class SaveSchedule:
                 background=background,
             )
         if directory is None and not missing:
+            if self._requests is not None:
+                self._requests.mark_honoured()
             self._committed_step = self.step
             self.begin_at(step)
         return path

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.distributed import rank_env
-from hpcaccel.runtime.health.heartbeat import Activity, RankStatus, start_heartbeat
+from hpcaccel.runtime.health.heartbeat import Activity, RankStatus, save_requests, start_heartbeat
 from hpcaccel.runtime.rank_logger import TRAINING_LOG, configure_training_log
 from hpcaccel.runtime.stop_flag import PendingStop, StopFlag
 from hpcaccel.runtime.training.attempt_timing import AttemptClock
@@ -91,6 +91,9 @@ class StopGate:
         self.in_time = True
         """Whether a save is expected to end before the processes are killed; True if unknown. Set when a stop is
         requested, from the median time of this attempt's saves, else from the time of the slowest earlier save."""
+        self.should_save = False
+        """Whether the program is to save now and continue (``hpcaccel save``); the same on all ranks. Call ``saved``
+        after the save."""
         self.is_over = False
         """Whether ``leave`` was called or the program has ended."""
         self._has_finished = False
@@ -110,8 +113,15 @@ class StopGate:
         heartbeat = start_heartbeat(self._place.run, self._place.attempt)
         if heartbeat is not None:
             heartbeat.source = self
+        self._requests = save_requests()
         if _torch_has_group():
             self._join()
+
+    def join(self) -> RankGroup | LoneRank:
+        """Form the group of ranks now, not at the first step. Collective. Returns the group."""
+        if self._agreement is None:
+            self._join()
+        return self._group
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -139,11 +149,13 @@ class StopGate:
             return True
         if self._group.control is None:
             if not self._flag.raised:
+                self.should_save = self._save_is_requested
                 return False
         else:
             decision = agreement.read()
             if decision is None or not decision.stop:
-                agreement.issue(stop=self._flag.raised, save=False)
+                self.should_save = decision is not None and decision.save
+                agreement.issue(stop=self._flag.raised, save=self._save_is_requested and not self.should_save)
                 return False
         return self._stop()
 
@@ -165,6 +177,12 @@ class StopGate:
         self._step = step
         if self._agreement is not None:
             self._write_start()
+
+    def saved(self) -> None:
+        """Record that the program has saved, after ``step`` has set ``should_save``. The request is then honoured."""
+        self.should_save = False
+        if self._requests is not None:
+            self._requests.mark_honoured()
 
     # -- a stop -------------------------------------------------------------------------------------------------------
 
@@ -208,6 +226,8 @@ class StopGate:
             raise SystemExit(0)  # ``_at_end`` writes the outcome
         saved = self._existing(checkpoint)
         self._save_is_over(counts=saved is not None)
+        if saved is not None:
+            self.saved()
         logger.info("stopping at step %d (%s): %s", self._step, request.reason, _saved(saved))
         self._end()
         self._exit.leave(self._outcome(request.reason, resume=True, checkpoint=saved), saved=saved is not None)
@@ -266,6 +286,10 @@ class StopGate:
         if self._start is not None:
             self._write_start()
         return self._agreement
+
+    @property
+    def _save_is_requested(self) -> bool:
+        return self._requests is not None and self._requests.is_open
 
     def _write_start(self) -> None:
         assert self._start is not None

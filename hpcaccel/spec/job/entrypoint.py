@@ -71,7 +71,7 @@ def _key(key: Any, parents: str) -> str:
 
 def argument_value(value: Any, key: str) -> Argument:
     """Validate one value of ``args``; ``key`` is its name in messages. Numbers stay numbers and are formatted later.
-    Infinities, NaN and numbers whose spelling ``_keep_spelling`` keeps become text."""
+    Infinities, NaN, and numbers whose spelling must be preserved (``_keep_spelling``) are converted to text."""
     if isinstance(value, Mapping):
         return {name: item for own, item in value.items() for name, item in [_entry(own, item, f"{key}.")]}
     if isinstance(value, list | tuple):

@@ -304,7 +304,7 @@ class JobSpec(Section):
 
     @property
     def total_gpus(self) -> int:
-        """Number of GPUs of the job, including its components, with the smallest number of nodes."""
+        """Number of GPUs of the job and its components if it starts with the minimum number of nodes."""
         parts = [self, *(self.of_component(name) for name in self.components)]
         return sum(one.slurm.min_nodes * one.slurm.node_gpus for one in parts)
 

@@ -1,1 +1,1 @@
-"""Loading: YAML files and overrides become a validated spec, and a spec becomes text again."""
+"""Load YAML files and overrides into a validated spec, and write a spec as YAML."""

@@ -253,7 +253,8 @@ def _minutes(spec: JobSpec) -> int:
 
 
 def _partition(spec: JobSpec, facts: SiteFacts) -> Partition | None:
-    """The partition with the most common debugging name, among the partitions that are up and accept the job."""
+    """The debug partition, recognised by a usual name such as ``debug``. Only partitions that are up and accept the
+    job are considered."""
     usable = [
         one
         for one in facts.partitions

@@ -1,4 +1,4 @@
-"""Stop, cancel and resume a run.
+"""Stop, save, cancel and resume a run.
 
 Stop and cancel write a request to the run's ``control/`` first, so that no supervisor requeues a run that a user ended.
 A resume submits a new job, which runs the same script in the same directory and starts from the newest checkpoint.
@@ -18,7 +18,15 @@ from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import find_launch
 from hpcaccel.core.records import Reason
 from hpcaccel.core.run_dir import RunDir, register
-from hpcaccel.core.stop_requests import StopRequest, leave_request, mark_honoured, open_requests, reopen, request_state
+from hpcaccel.core.stop_requests import (
+    StopRequest,
+    leave_request,
+    leave_save_request,
+    mark_honoured,
+    open_requests,
+    reopen,
+    request_state,
+)
 from hpcaccel.core.sweep_dir import SweepDir, WorkerDir
 from hpcaccel.errors import RunBusy, SlurmCommandError, UserError
 from hpcaccel.slurm.commands import Slurm
@@ -37,7 +45,7 @@ from hpcaccel.submission.jobs.run_state import (
 from hpcaccel.submission.runs.scheduler_state import left_in_queue, sentence_on
 from hpcaccel.submission.runs.status import RunStatus, status
 
-__all__ = ["Then", "named_requests", "request_cancel", "request_stop", "resume"]
+__all__ = ["Then", "named_requests", "request_cancel", "request_save", "request_stop", "resume"]
 
 
 Then = Literal["pause", "requeue", "finish"]
@@ -104,6 +112,26 @@ def _refuse_stop(run: RunDir, now: RunStatus, then: Then) -> None:
             f"run {now.run_id} has runtime.stop: signals, which does not support {then!r}. "
             f"Pause it with `hpcaccel stop {now.run_id}`, or cancel it with `hpcaccel cancel {now.run_id}`"
         )
+
+
+def request_save(run: RunDir, *, slurm: Slurm | None = None) -> None:
+    """Request that a run (or all running tasks of an array) save a checkpoint and continue. Rank 0 reads the request
+    within a heartbeat, and all ranks save after the same step.
+
+    Raises:
+        UserError: nothing of the run is training; or its program saves by itself.
+    """
+    now = status(run, slurm or Slurm())
+    if isinstance(run, SweepDir):
+        raise UserError(f"{now.run_id} is a sweep: save its trials one by one with `hpcaccel save TRIAL`")
+    parts = [(run.task(index), task) for index, task in enumerate(now.tasks)] or [(run, now)]
+    training = [one for one, part in parts if part.state == "running"]
+    if not training:
+        raise UserError(f"run {now.run_id} is {now.state}: there is nothing to save")
+    if not _is_cooperative(training[0]):
+        raise UserError(f"run {now.run_id} has runtime.stop: signals: its program saves by itself, when it chooses to")
+    for one in training:
+        leave_save_request(one)
 
 
 def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:

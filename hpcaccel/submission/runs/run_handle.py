@@ -145,6 +145,10 @@ class _Handle:
         """Stop the run after a save; see :func:`hpcaccel.submission.runs.control.request_stop`."""
         control.request_stop(self.dir, then=then, slurm=self._slurm)
 
+    def save(self) -> None:
+        """Save a checkpoint now and continue; see :func:`hpcaccel.submission.runs.control.request_save`."""
+        control.request_save(self.dir, slurm=self._slurm)
+
     def cancel(self) -> None:
         """Cancel the run now, without a requeue; see :func:`hpcaccel.submission.runs.control.request_cancel`."""
         control.request_cancel(self.dir, slurm=self._slurm)

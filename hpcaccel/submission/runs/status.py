@@ -233,7 +233,7 @@ def _running(fact: RunState, job: SchedulerJob) -> RunStatus:
 
 
 def _without_outcome(fact: RunState, job: SchedulerJob) -> RunStatus:
-    """The status of a run that has no active job and no final end in its ledger."""
+    """The status of a run that has no active job, and whose ledger does not say how it ended."""
     if _has_live_lease(fact):
         return _status(fact, "running", "", f"a running process on this host holds the run's lease: {fact.run.lease}")
     reported = "" if job.phase == "gone" else f"Slurm reports state {job.state.value}"

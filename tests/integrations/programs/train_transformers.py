@@ -16,10 +16,13 @@ parser.add_argument("--output_dir", required=True)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--pause", type=float, default=0.0)
 parser.add_argument("--kill", help="RANK:STEP: this rank sends itself SIGTERM in this step")
+parser.add_argument("--lr", type=float, default=5e-5)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--save_steps", type=int, default=1000)
 parser.add_argument("--eval_steps", type=int, default=0)
 parser.add_argument("--jit", action="store_true")
+parser.add_argument("--accumulate", type=int, default=1)
+parser.add_argument("--exact", action="store_true", help="exact_data, and a dataset that draws random numbers")
 
 
 class Data(torch.utils.data.Dataset):
@@ -29,6 +32,8 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
         x = torch.randn(8, generator=generator)
+        if options.exact:
+            x = x + torch.randn(8)
         return {"x": x, "labels": x.sum()[None]}
 
 
@@ -55,6 +60,8 @@ options = parser.parse_args()
 args = TrainingArguments(
     options.output_dir,
     max_steps=options.steps,
+    learning_rate=options.lr,
+    gradient_accumulation_steps=options.accumulate,
     per_device_train_batch_size=4,
     dataloader_num_workers=options.workers,
     save_steps=options.save_steps,
@@ -67,7 +74,8 @@ args = TrainingArguments(
     enable_jit_checkpoint=options.jit,
     load_best_model_at_end=False,
 )
-trainer = Slow(Model(), args, train_dataset=Data(), eval_dataset=Data(), callbacks=[HpcaccelCallback()])
+callbacks = [HpcaccelCallback(exact_data=options.exact)]
+trainer = Slow(Model(), args, train_dataset=Data(), eval_dataset=Data(), callbacks=callbacks)
 print("training", flush=True)
 trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
 trainer.save_model(f"{args.output_dir}/final")

@@ -63,6 +63,11 @@ def main() -> None:
         if args.kill == f"{rank}:{step}":
             os.kill(os.getpid(), signal.SIGTERM)
         if not gate.step(step):
+            if gate.should_save:
+                print("asked to save at", step, flush=True)
+                if rank == 0:
+                    torch.save(model.state_dict(), args.folder / f"{step}.pt")
+                gate.saved()
             continue
         print(json.dumps({"step": step, "reason": gate.reason, "in_time": gate.in_time}), flush=True)
         if args.ignore:

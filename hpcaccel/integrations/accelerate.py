@@ -1,0 +1,212 @@
+"""``add_stop_gate``: agreed stops and live metrics for scripts that keep ``accelerate.Accelerator``.
+
+    from hpcaccel.integrations.accelerate import add_stop_gate, newest_checkpoint
+
+    add_stop_gate(accelerator, args.output_dir)                      # after prepare()
+    if (path := newest_checkpoint(args.output_dir)) is not None:     # unless the script resumes by itself
+        accelerator.load_state(path)
+
+When the script takes the next batch from a prepared DataLoader, the optimizer step before it is over, scheduler and
+``zero_grad`` included. This step is then reported to the process's stop gate (``hpcaccel.stop_gate``). Once all ranks
+have agreed on a step to stop at, ``accelerator.save_state`` saves it, and the program exits.
+
+``save_state`` writes no file last on all ranks. So here it waits for all ranks and then writes ``hpcaccel_step.json``
+with the number of optimizer steps; a directory that has this file is complete. ``load_state`` reads the number.
+
+Source: accelerate 1.15, data_loader.py (each of three classes has an ``__iter__``), accelerator.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate import data_loader as loaders
+from torch.optim import Optimizer
+
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime import settings
+from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.script_api import log
+from hpcaccel.runtime.training.stop_gate import StopGate, stop_gate
+
+__all__ = ["add_stop_gate", "newest_checkpoint"]
+
+logger = logging.getLogger(TRAINING_LOG)
+
+STEP_FILE = "hpcaccel_step.json"
+
+_hook: _StepHook | None = None
+
+
+def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """Path of the directory in ``output_dir`` that ``save_state`` completed last, after ``add_stop_gate``; None without
+    one."""
+    marks = [path for path in Path(output_dir).glob(f"*/{STEP_FILE}") if read_json(path) is not None]
+    return str(max(marks, key=lambda path: path.stat().st_mtime).parent) if marks else None
+
+
+def add_stop_gate(
+    accelerator: Accelerator,
+    output_dir: str | os.PathLike[str],
+    *,
+    name: str = "checkpoint-{step}",
+    total_steps: int | None = None,
+    save: Callable[[str], Any] | None = None,
+) -> None:
+    """Make a script save and stop at the same step on all ranks. Call it once on every rank, before the training loop.
+
+    Each optimizer step counts, of whichever optimizer, but only one between two batches. ``accelerator.log`` records
+    numbers as metrics of the run, too. If the training is to end for good (``hpcaccel stop --finish``), the training
+    loaders return no more batches, so that the code behind the loop runs; a pruned trial exits. Outside of a run only
+    the step file is written.
+
+    Args:
+        output_dir: where to save at a stop; the same on all ranks and nodes.
+        name: name of the directory; ``{step}`` is the number of optimizer steps.
+        total_steps: number of optimizer steps of the whole training, for the time that is left in ``hpcaccel status``.
+        save: called on all ranks with the directory's path, instead of ``accelerator.save_state``.
+
+    Raises:
+        RuntimeMisuse: this process has an ``hpcaccel.Accelerator`` or another accelerator with a gate.
+    """
+    global _hook
+    if _hook is not None:
+        raise RuntimeMisuse("add_stop_gate(): this process already has a stop gate. Call it once, for one Accelerator")
+    gate = None if settings.locate(None).run is None else stop_gate()
+    _hook = _StepHook(accelerator, gate, Path(output_dir), name, total_steps, save)
+
+
+class _StepHook:
+    """Counts the optimizer steps of one Accelerator, and reports them to the gate between two batches."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        gate: StopGate | None,
+        output_dir: Path,
+        name: str,
+        total_steps: int | None,
+        save: Callable[[str], Any] | None,
+    ) -> None:
+        self._accelerator, self._gate = accelerator, gate
+        self._output_dir, self._name, self._total_steps = output_dir, name, total_steps
+        self._save_state, self._load_state, self._log = accelerator.save_state, accelerator.load_state, accelerator.log
+        self._save = save or accelerator.save_state
+        self._step = 0
+        self._stepped = False
+        self._begun = False
+        self._hooked: set[int] = set()
+        self._trained: set[int] = set()
+        """Ids of the datasets whose batches optimizer steps have followed."""
+        accelerator.__dict__.update(save_state=self.save_state, load_state=self.load_state, log=self.log)
+        self._save = save or self.save_state
+
+    @property
+    def finishing(self) -> bool:
+        return self._gate is not None and self._gate.should_finish
+
+    # -- replaced methods of the Accelerator -----------------------------------------------------------------------
+
+    def save_state(self, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        gate = self._gate
+        if gate is not None:
+            gate.phase = "saving"
+        path = self._save_state(output_dir, *args, **kwargs)
+        self._accelerator.wait_for_everyone()
+        if self._accelerator.is_main_process and path is not None:
+            write_json(Path(path) / STEP_FILE, {"step": self._step})
+        if gate is not None:
+            gate.phase = "training"
+        return path
+
+    def load_state(self, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        found = self._load_state(input_dir, *args, **kwargs)
+        step = None if input_dir is None else (read_json(Path(input_dir) / STEP_FILE) or {}).get("step")
+        if step is None:
+            logger.warning("%s has no %s: its optimizer steps count from 0", input_dir, STEP_FILE)
+        else:
+            self._step = int(step)
+            self._begin(checkpoint=str(input_dir))
+        return found
+
+    def log(self, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        if numbers and self._gate is not None:
+            log(numbers, step=self._step if step is None else step)
+        return self._log(values, step, *args, **kwargs)
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    def watch(self, batches: Iterator[Any], dataset: Any) -> Iterator[Any]:
+        """Iterate over ``batches``, and report a step that was made between two of them."""
+        self._hook_optimizers()
+        if self.finishing and id(dataset) in self._trained:
+            return
+        for batch in batches:
+            yield batch
+            if not self._stepped:
+                continue
+            self._trained.add(id(dataset))
+            self._step_is_over()
+            if self.finishing:
+                return
+
+    def _hook_optimizers(self) -> None:
+        for prepared in self._accelerator._optimizers:
+            optimizer = prepared.optimizer
+            if id(optimizer) in self._hooked:
+                continue
+            if not isinstance(optimizer, Optimizer):
+                raise RuntimeMisuse(
+                    f"add_stop_gate(): the steps of {type(optimizer).__qualname__} cannot be counted. Call "
+                    "hpcaccel.stop_gate() and gate.step() in the training loop instead"
+                )
+            self._hooked.add(id(optimizer))
+            optimizer.register_step_post_hook(self._note_step)
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True
+
+    def _step_is_over(self) -> None:
+        self._stepped = False
+        self._step += 1
+        gate = self._gate
+        if gate is None:
+            return
+        if not self._begun:
+            self._begin(checkpoint=None, step=self._step - 1)
+        path = self._output_dir / self._name.format(step=self._step)
+        if not gate.step(self._step):
+            if gate.should_save:
+                self._save(str(path))
+                gate.saved()
+        elif gate.reason == "pruned":
+            gate.leave()
+        elif not gate.should_finish:
+            if gate.in_time:
+                self._save(str(path))
+            gate.leave(checkpoint=path if gate.in_time else None)
+
+    def _begin(self, *, checkpoint: str | None, step: int | None = None) -> None:
+        if self._gate is not None and not self._begun:
+            self._begun = True
+            self._gate.begin(self._step if step is None else step, checkpoint=checkpoint, total_steps=self._total_steps)
+
+
+def _watched(iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    @functools.wraps(iterate)
+    def watched(self: Any) -> Iterator[Any]:
+        return iterate(self) if _hook is None else _hook.watch(iterate(self), self.dataset)
+
+    return watched
+
+
+for _class in (loaders.DataLoaderShard, loaders.DataLoaderDispatcher, loaders.SkipDataLoader):
+    setattr(_class, "__iter__", _watched(_class.__iter__))  # noqa: B010

@@ -1,0 +1,74 @@
+"""Scripts of ``accelerate.Accelerator`` with ``add_stop_gate``: one agreed step, a save in time, the same losses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.records import to_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest
+from tests.runtime.ranks import make_run, metrics, outcome, run_ranks
+
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.torch
+
+PROGRAM = str(Path(__file__).parent / "programs" / "train_accelerate.py")
+PRELOAD = ("accelerate",)
+
+
+def train(run: RunDir, *arguments: str, attempt: int = 1, size: int = 2) -> Any:
+    words = ("--output_dir", str(run.path / "out"), *arguments)
+    return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True, preload=PRELOAD)
+
+
+def request(run: RunDir, **fields: Any) -> None:
+    run.attempt(1).mkdir(parents=True, exist_ok=True)
+    write_json(run.stop(1), to_dict(StopRequest(**{"reason": "preempted", "then": "requeue", "time": 0.0, **fields})))
+
+
+def test_stopped_script_saves_at_one_step_and_continues_with_the_same_losses(tmp_path: Path) -> None:
+    undisturbed = make_run(tmp_path / "undisturbed")
+    ended = train(undisturbed, "--accumulate", "2")
+    assert ended.codes == [0, 0], ended.outputs
+    run = make_run(tmp_path / "run")
+    request(run)
+    stopped = train(run, "--accumulate", "2", "--kill", "1:20", "--workers", "1", "--save_steps", "15")
+    assert stopped.codes == [85, 85], stopped.outputs
+    found = outcome(run) or {}
+    step = found["step"]
+    assert 20 <= step <= 22
+    assert (found["reason"], found["resume"]) == ("preempted", True)
+    assert found["checkpoint"] == str(run.path / "out" / f"checkpoint-{step}")
+    # A checkpoint of a later step that was not written completely:
+    (run.path / "out" / "checkpoint-999").mkdir()
+    resumed = train(run, "--accumulate", "2", attempt=2)
+    assert resumed.codes == [0, 0], resumed.outputs
+    assert resumed.result() == ended.result() == {"step": 40, "rate": pytest.approx(0.05 * 0.1**8)}
+    assert (outcome(run, 2) or {})["reason"] == "completed"
+    progress = read_json(run.progress(2)) or {}
+    assert (progress["resumed_step"], progress["resumed_from"]) == (step, found["checkpoint"])
+    assert progress["total_steps"] == 40
+    expected = metrics(undisturbed)
+    assert list(expected) == list(range(1, 41))
+    assert metrics(run) == pytest.approx(expected, rel=1e-6)
+
+
+def test_run_that_is_to_finish_runs_the_code_behind_its_loop(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    request(run, reason="stop", then="finish")
+    ended = train(run, "--kill", "0:5", size=1)
+    assert ended.codes == [0], ended.outputs
+    assert (outcome(run) or {})["reason"] == "completed"
+    assert not list((run.path / "out").glob("*"))
+
+
+def test_pruned_trial_ends_without_a_save(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    request(run, reason="pruned", then="finish")
+    ended = train(run, "--kill", "1:5")
+    assert ended.codes == [0, 0], ended.outputs
+    assert not list((run.path / "out").glob("*"))
