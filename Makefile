@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts slurm clean
+.PHONY: help venv demo check format test test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts trainers slurm clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -92,5 +92,14 @@ accelerate-scripts: .venv-bench/installed  ## Accelerate's own test scripts with
 	.venv-bench/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	@touch $@
 
+trainers: .venv-trainers/installed slurm  ## All tests of other trainers, with JAX and torchtitan (an environment of its own)
+	.venv-trainers/bin/pytest -n 2 --dist worksteal tests/integrations $(PYTEST_ARGS)
+
+.venv-trainers/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-trainers
+	.venv-trainers/bin/python -m pip install --quiet --upgrade pip
+	.venv-trainers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes]'
+	@touch $@
+
 clean:  ## Remove what the other targets made
-	rm -rf .venv .venv-lowest .venv-bench dist build
+	rm -rf .venv .venv-lowest .venv-bench .venv-trainers dist build

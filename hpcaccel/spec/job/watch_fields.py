@@ -40,7 +40,7 @@ PRESETS: dict[str, Preset] = {
     # A checkpoint is one file, or with sharded strategies a directory whose meta.pt is written last.
     "lightning": Preset(Pattern("**/*.ckpt", "meta.pt", r"(?:step=|hpc_ckpt_)(\d+)"), ("default_root_dir",)),
     # torch.distributed.checkpoint renames .metadata into place after all other files.
-    "torchtitan": Preset(Pattern("checkpoint/step-*", ".metadata", r"step-(\d+)$"), ("job.dump_folder",)),
+    "torchtitan": Preset(Pattern("checkpoint/step-*", ".metadata", r"step-(\d+)$"), ("dump_folder", "job.dump_folder")),
     "dcp": Preset(Pattern("*", ".metadata", r"(\d+)\D*$"), ()),
     # latest_checkpointed_iteration.txt contains the newest iteration whose save has finished.
     "megatron": Preset(Pattern("iter_*", "../latest_checkpointed_iteration.txt", r"iter_(\d+)$"), ("save",)),
@@ -78,7 +78,7 @@ class WatchSection(Section):
         default=None,
         description="The directory in which the trainer saves, relative to the working directory; {run_dir} stands for "
         "the run's directory. Default: the trainer's own argument in entrypoint.args (output_dir, default_root_dir, "
-        "job.dump_folder, save).",
+        "dump_folder, save).",
         examples=["out", "{run_dir}/out"],
     )
     glob: Word | None = Field(
