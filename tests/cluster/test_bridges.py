@@ -58,7 +58,7 @@ def test_three_preemptions_and_a_time_limit_lose_no_step(
 ) -> None:
     pytest.importorskip(name)
     scenario = Scenario(cluster, tmp_path, nodes=lease(2))
-    scenario.submit({**BRIDGES[name], "slurm": {"time": 3}})
+    scenario.submit({**BRIDGES[name], "slurm": {"time": 3}, "resilience": {"warning_seconds": 30}})
     step = 0
     for attempt in (1, 2, 3):
         step += 3

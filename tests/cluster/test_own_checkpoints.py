@@ -101,9 +101,9 @@ def test_five_slices_of_a_minute_complete_a_program_with_checkpoints_of_its_own(
             },
             "checkpoint": {"watch": {"glob": "{run_dir}/out/step-*", "complete": "done"}},
             "slurm": {"nodes": 1, "gpus_per_node": 1, "time": 1},
+            "resilience": {"warning_seconds": 5},
         }
     )
-    scenario.wait_for_ends(4)
     scenario.wait_for_ends(5)
     assert scenario.wait_until_over() == 0, scenario.story
     ends = scenario.lines("end")
