@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,15 @@ from hpcaccel.runtime.rng.determinism import mix
 from hpcaccel.runtime.rng.generators import seed_generators
 from hpcaccel.runtime.stop_flag import WorkerInit
 
-__all__ = ["LoaderPlan", "PlannedData", "SeededStream", "is_stateful", "options_of", "planned_loader"]
+__all__ = [
+    "LoaderPlan",
+    "PlannedData",
+    "SeededStream",
+    "has_shuffle_buffer",
+    "is_stateful",
+    "options_of",
+    "planned_loader",
+]
 
 _OPENING = -1
 """Number that, in place of a batch number, determines the seed with which the dataset's iterator is created."""
@@ -133,7 +142,24 @@ def _seed_for(planned: tuple[int, int, Any]) -> Any:
 
 
 def is_stateful(thing: Any) -> bool:
-    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+    """Whether ``thing`` can continue at a saved state."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict") and not has_shuffle_buffer(thing)
+
+
+def has_shuffle_buffer(dataset: Any) -> bool:
+    """Whether this is a stream of the package datasets that shuffles its samples in a buffer.
+
+    The state of such a stream does not contain the buffer (datasets 5.2, ``IterableDataset.state_dict``): a stream that
+    continues at a saved state leaves out the samples that were in the buffer.
+    """
+    module: Any = sys.modules.get("datasets.iterable_dataset")
+    return module is not None and isinstance(dataset, module.IterableDataset) and _shuffles(dataset._ex_iterable)
+
+
+def _shuffles(part: Any) -> bool:
+    """Whether a part of a stream of datasets, or a part inside it, has a buffer of several samples."""
+    inner = [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
+    return getattr(part, "buffer_size", 1) > 1 or any(_shuffles(one) for one in inner if one is not None)
 
 
 class SeededStream(IterableDataset[Any]):

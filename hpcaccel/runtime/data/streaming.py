@@ -14,7 +14,13 @@ from torch.utils.data import DataLoader, IterDataPipe
 
 from hpcaccel.runtime.data.cursor import Cursor
 from hpcaccel.runtime.data.global_batches import FillBatch, RankBatch
-from hpcaccel.runtime.data.inner_loader import SeededStream, UserDatasetInit, is_stateful, options_of
+from hpcaccel.runtime.data.inner_loader import (
+    SeededStream,
+    UserDatasetInit,
+    has_shuffle_buffer,
+    is_stateful,
+    options_of,
+)
 from hpcaccel.runtime.data.iterable import Bookmarks, Counting, SkipProgress, StreamPart, forward
 from hpcaccel.runtime.data.sharding import Sharing
 from hpcaccel.runtime.rng.generators import drawn_apart
@@ -242,6 +248,9 @@ class ReportingStream:
         if is_stateful(self._user.dataset):
             why = f"the dataset's state is in worker processes (num_workers={self._user.num_workers})"
             what = "use num_workers=0, or torchdata's StatefulDataLoader, which saves the workers' state"
+        elif has_shuffle_buffer(self._user.dataset):
+            why = "the state of a stream with a shuffle buffer does not contain the samples in the buffer"
+            what = "use shuffle(seed, buffer_size=1), which shuffles the stream's shards only"
         else:
             why = "an iterable dataset cannot start in the middle"
             what = "define state_dict() and load_state_dict() in the dataset"
