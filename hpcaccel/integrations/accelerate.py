@@ -84,7 +84,10 @@ def add_stop_gate(
 
 
 class _StepHook:
-    """Counts the optimizer steps of one Accelerator, and reports them to the gate between two batches."""
+    """Counts the optimizer steps of one Accelerator, and reports them to the gate between two batches.
+
+    Replaces ``save_state``, ``load_state`` and ``log`` of the Accelerator.
+    """
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class _StepHook:
         self._accelerator, self._gate = accelerator, gate
         self._output_dir, self._name, self._total_steps = output_dir, name, total_steps
         self._save_state, self._load_state, self._log = accelerator.save_state, accelerator.load_state, accelerator.log
-        self._save = save or accelerator.save_state
+        self._save = save or self.save_state
         self._step = 0
         self._stepped = False
         self._begun = False
@@ -106,11 +109,15 @@ class _StepHook:
         self._trained: set[int] = set()
         """Ids of the datasets whose batches optimizer steps have followed."""
         accelerator.__dict__.update(save_state=self.save_state, load_state=self.load_state, log=self.log)
-        self._save = save or self.save_state
 
     @property
     def finishing(self) -> bool:
         return self._gate is not None and self._gate.should_finish
+
+    @property
+    def _done(self) -> int:
+        """Number of optimizer steps done, with the one since the last batch, which is not reported yet."""
+        return self._step + self._stepped
 
     # -- replaced methods of the Accelerator -----------------------------------------------------------------------
 
@@ -121,7 +128,7 @@ class _StepHook:
         path = self._save_state(output_dir, *args, **kwargs)
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process and path is not None:
-            write_json(Path(path) / STEP_FILE, {"step": self._step})
+            write_json(Path(path) / STEP_FILE, {"step": self._done})
         if gate is not None:
             gate.phase = "training"
         return path
@@ -139,7 +146,7 @@ class _StepHook:
     def log(self, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> Any:
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if numbers and self._gate is not None:
-            log(numbers, step=self._step if step is None else step)
+            log(numbers, step=self._done if step is None else step)
         return self._log(values, step, *args, **kwargs)
 
     # -- batches ---------------------------------------------------------------------------------------------------

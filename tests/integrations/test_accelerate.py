@@ -57,6 +57,16 @@ def test_stopped_script_saves_at_one_step_and_continues_with_the_same_losses(tmp
     assert metrics(run) == pytest.approx(expected, rel=1e-6)
 
 
+def test_checkpoint_that_the_script_has_saved_itself_is_continued_at_its_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    first = train(run, "--steps", "18", "--save_steps", "5", size=1)
+    assert first.codes == [0], first.outputs
+    second = train(run, "--steps", "20", attempt=2, size=1)
+    assert second.codes == [0], second.outputs
+    progress = read_json(run.progress(2)) or {}
+    assert (progress["resumed_step"], Path(progress["resumed_from"]).name) == (15, "checkpoint-15")
+
+
 def test_run_that_is_to_finish_runs_the_code_behind_its_loop(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     request(run, reason="stop", then="finish")
