@@ -74,8 +74,8 @@ args = TrainingArguments(
     enable_jit_checkpoint=options.jit,
     load_best_model_at_end=False,
 )
-callbacks = [HpcaccelCallback(exact_data=options.exact)]
-trainer = Slow(Model(), args, train_dataset=Data(), eval_dataset=Data(), callbacks=callbacks)
+hpcaccel = HpcaccelCallback(exact_data=options.exact)
+trainer = Slow(Model(), args, train_dataset=Data(), eval_dataset=Data(), callbacks=[hpcaccel])
 print("training", flush=True)
 trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
 trainer.save_model(f"{args.output_dir}/final")
