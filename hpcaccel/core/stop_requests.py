@@ -153,11 +153,7 @@ def leave_stacks_request(run: RunDir) -> None:
     Raises:
         RunDirectoryError: the file cannot be written.
     """
-    path = run.control / f"stacks-{time.time_ns()}-{secrets.token_hex(2)}"
-    try:
-        atomic_write(path, "", sync=False)
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write the request for stacks to {run.control}: {error.strerror}") from None
+    _leave_empty_file(run, "stacks-")
 
 
 def stacks_requests(run: RunDir) -> list[str]:
@@ -171,11 +167,15 @@ def leave_save_request(run: RunDir) -> None:
     Raises:
         RunDirectoryError: the file cannot be written.
     """
-    path = run.control / f"{_SAVE}{time.time_ns()}-{secrets.token_hex(2)}"
+    _leave_empty_file(run, _SAVE)
+
+
+def _leave_empty_file(run: RunDir, prefix: str) -> None:
+    path = run.control / f"{prefix}{time.time_ns()}-{secrets.token_hex(2)}"
     try:
         atomic_write(path, "", sync=False)
     except OSError as error:
-        raise RunDirectoryError(f"cannot write the request to save to {run.control}: {error.strerror}") from None
+        raise RunDirectoryError(f"cannot write the request {path}: {error.strerror}") from None
 
 
 class SaveRequests:

@@ -287,8 +287,7 @@ def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:
 
 
 def end_lost_step(run: RunDir, attempt: int) -> None:
-    """Kill the ranks of an attempt of this job after its supervisor was killed, and wait up to a minute for them to
-    exit.
+    """Kill the ranks of an attempt of this job after its supervisor was killed; wait up to a minute for them to exit.
 
     srun ends its step when the supervisor dies, so this is needed only if srun has died, too.
     """

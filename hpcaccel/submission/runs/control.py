@@ -14,19 +14,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
+from hpcaccel.core import stop_requests
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import find_launch
 from hpcaccel.core.records import Reason
 from hpcaccel.core.run_dir import RunDir, register
-from hpcaccel.core.stop_requests import (
-    StopRequest,
-    leave_request,
-    leave_save_request,
-    mark_honoured,
-    open_requests,
-    reopen,
-    request_state,
-)
+from hpcaccel.core.stop_requests import StopRequest, leave_request, mark_honoured, open_requests, reopen, request_state
 from hpcaccel.core.sweep_dir import SweepDir, WorkerDir
 from hpcaccel.errors import RunBusy, SlurmCommandError, UserError
 from hpcaccel.slurm.commands import Slurm
@@ -115,8 +108,7 @@ def _refuse_stop(run: RunDir, now: RunStatus, then: Then) -> None:
 
 
 def request_save(run: RunDir, *, slurm: Slurm | None = None) -> None:
-    """Request that a run (or all running tasks of an array) save a checkpoint and continue. Rank 0 reads the request
-    within a heartbeat, and all ranks save after the same step.
+    """Request that a run (or all running tasks of an array) save a checkpoint, all ranks after the same step.
 
     Raises:
         UserError: nothing of the run is training; or its program saves by itself.
@@ -131,7 +123,7 @@ def request_save(run: RunDir, *, slurm: Slurm | None = None) -> None:
     if not _is_cooperative(training[0]):
         raise UserError(f"run {now.run_id} has runtime.stop: signals: its program saves by itself, when it chooses to")
     for one in training:
-        leave_save_request(one)
+        stop_requests.leave_save_request(one)
 
 
 def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:

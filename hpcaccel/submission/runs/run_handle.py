@@ -1,4 +1,4 @@
-"""Handle to a submitted run: status, wait, result, stop, resume."""
+"""Handle to a submitted run: status, wait, result, stop, save, resume."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,12 +123,11 @@ class _Handle:
         future: Future[Any] = Future()
 
         def wait() -> None:
-            try:
-                value = self._outcome()
-            except BaseException as error:
-                _settle(future.set_exception, error)
-            else:
-                _settle(future.set_result, value)
+            with contextlib.suppress(InvalidStateError):  # the future was cancelled
+                try:
+                    future.set_result(self._outcome())
+                except BaseException as error:
+                    future.set_exception(error)
 
         threading.Thread(target=wait, name=f"hpcaccel-{self.run_id}", daemon=True).start()
         return future
@@ -280,11 +279,6 @@ class SweepRun(_Handle):
     def _settled(self) -> bool:
         workers = (self.dir.worker(index) for index in range(self.record.array_size or 0))
         return all(read_worker_facts(worker).settled is not None for worker in workers)
-
-
-def _settle(set_outcome: Callable[[Any], None], outcome: Any) -> None:
-    with contextlib.suppress(InvalidStateError):  # the future was cancelled
-        set_outcome(outcome)
 
 
 AnyRun = Run | RunArray | SweepRun
