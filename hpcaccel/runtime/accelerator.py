@@ -11,7 +11,6 @@ from hpcaccel.runtime.accelerator_mixins.process_mixin import ProcessMixin
 from hpcaccel.runtime.accelerator_mixins.save_mixin import SaveMixin
 from hpcaccel.runtime.accelerator_mixins.tracking_mixin import TrackingMixin
 from hpcaccel.runtime.accelerator_mixins.training_mixin import TrainingMixin
-from hpcaccel.runtime.accelerator_setup import Setup
 from hpcaccel.runtime.compat.unsupported import lacks
 
 __all__ = ["Accelerator"]
@@ -107,6 +106,8 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         debug: bool | None = None,
         **unknown: Any,
     ) -> None:
+        from hpcaccel.runtime.accelerator_setup import Setup  # and with it the training loop and the process groups
+
         configuration.refuse_unknown(unknown, _keywords())
         handlers = configuration.handlers_by_name(
             kwargs_handlers,

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from hpcaccel.cli.main import app
 from hpcaccel.spec import load_spec
+from tests.cluster.dev_cluster import wait_until
 from tests.cluster.scenario import Scenario
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +156,9 @@ def test_run_is_stopped_and_resumed_with_the_arguments_of_the_recipe(tmp_path: P
         pytest.importorskip(case.needs)
     scenario = Scenario(None, tmp_path)
     scenario.submit(small(recipe, case, tmp_path))
+    log = scenario.dir.rank_log(1, 0)
+    wait_until(lambda: log.exists() and bool(numbers(scenario, "step", 1) or scenario.lines("end")), "the first step")
+    assert scenario.lines("end") == [], scenario.story
     scenario.wait_for_word(case.until)
     scenario.cli("stop", "--requeue", scenario.dir.run_id)
     assert scenario.wait_until_over() == 0, scenario.story

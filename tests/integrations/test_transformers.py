@@ -30,7 +30,8 @@ def request(run: RunDir, **fields: Any) -> None:
     write_json(run.stop(1), to_dict(StopRequest(**{"reason": "preempted", "then": "requeue", "time": 0.0, **fields})))
 
 
-def test_stopped_trainer_saves_at_one_step_and_continues_with_the_same_losses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("switches", [False, True], ids=["", "to_exact_data"])
+def test_stopped_trainer_saves_at_one_step_and_continues_with_the_same_losses(tmp_path: Path, switches: bool) -> None:
     undisturbed = make_run(tmp_path / "undisturbed")
     ended = train(undisturbed)
     assert ended.codes == [0, 0], ended.outputs
@@ -46,7 +47,7 @@ def test_stopped_trainer_saves_at_one_step_and_continues_with_the_same_losses(tm
     assert not (run.path / "out" / "final").exists(), "the code behind train() has run"
     # A checkpoint of a later step that was not written completely:
     (run.path / "out" / "checkpoint-999").mkdir()
-    resumed = train(run, attempt=2)
+    resumed = train(run, *(["--exact"] if switches else []), attempt=2)
     assert resumed.codes == [0, 0], resumed.outputs
     assert resumed.result() == {"step": 40}
     assert (outcome(run, 2) or {})["reason"] == "completed"
@@ -63,7 +64,7 @@ def test_with_exact_data_the_losses_after_a_resume_are_those_of_an_undisturbed_r
     tmp_path: Path, workers: int, kill: int
 ) -> None:
     """The dataset draws random numbers, and the epochs have 32 steps on each rank: 32 is the end of one."""
-    options = ("--exact", "--workers", str(workers), "--steps", "70")
+    options = ("--exact", "--noise", "--workers", str(workers), "--steps", "70")
     undisturbed = make_run(tmp_path / "undisturbed")
     ended = train(undisturbed, *options)
     assert ended.codes == [0, 0], ended.outputs

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcaccel.runtime.accelerator_mixins import SessionMixin
-from hpcaccel.runtime.training.metrics_writer import log_values
 
 __all__ = ["TrackingMixin"]
 
@@ -95,6 +94,8 @@ class TrackingMixin(SessionMixin):
                 at one step, the last value counts in the metrics and in W&B; TensorBoard shows all values.
             log_kwargs: keyword arguments by tracker, such as ``{"wandb": {"commit": False}}``.
         """
+        from hpcaccel.runtime.training.metrics_writer import log_values
+
         log_values(self._session, values, step, log_kwargs or {}, self._setup.accumulation)
 
     def end_training(self) -> None:

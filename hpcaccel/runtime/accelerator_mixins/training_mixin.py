@@ -13,12 +13,12 @@ from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator_mixins import SessionMixin
-from hpcaccel.runtime.training import clipping, gradient_sync
-from hpcaccel.runtime.training.accumulation import MicroBatch
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.distributed.process_group import RankGroup
     from hpcaccel.runtime.handlers import AutocastKwargs, ProfileKwargs
+    from hpcaccel.runtime.training import clipping
+    from hpcaccel.runtime.training.accumulation import MicroBatch
     from hpcaccel.runtime.training.resumption import ResumedCounters
 
 __all__ = ["ProfileContext", "TrainingMixin", "build_profiler"]
@@ -81,10 +81,14 @@ class TrainingMixin(SessionMixin):
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Context in which the model's gradients are not reduced over the ranks."""
+        from hpcaccel.runtime.training import gradient_sync
+
         return gradient_sync.no_sync(model)
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[None]:
         """Context whose backward pass reduces all gradients, including those of forward passes inside ``no_sync``."""
+        from hpcaccel.runtime.training import gradient_sync
+
         return gradient_sync.trigger_sync_in_backward(model)
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
@@ -134,10 +138,14 @@ class TrainingMixin(SessionMixin):
             The norm before scaling, over all ranks. Between accumulation boundaries gradients are unchanged, and the
             norm is that of the gradients accumulated so far, which the ranks may not have reduced yet.
         """
+        from hpcaccel.runtime.training import clipping
+
         return clipping.clip_norm(self._setup, parameters, max_norm=max_norm, norm_type=norm_type)
 
     def clip_grad_value_(self, parameters: clipping.Parameters, clip_value: float) -> None:
         """At accumulation boundaries, clamp gradients to the range from ``-clip_value`` to ``clip_value``."""
+        from hpcaccel.runtime.training import clipping
+
         clipping.clip_value(self._setup, parameters, limit=clip_value)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
@@ -149,6 +157,8 @@ class TrainingMixin(SessionMixin):
         Raises:
             RuntimeMisuse: an object is not a prepared optimizer.
         """
+        from hpcaccel.runtime.training import clipping
+
         clipping.unscale(self._setup, optimizer)
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[torch.profiler.profile]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from hpcaccel.runtime.distributed.split_between_processes import refuse_unsplittable, split
-from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.enums import DistributedType
-from hpcaccel.runtime.training_session import TrainingSession
+
+if TYPE_CHECKING:  # imported by the functions that use them: an import of Accelerator costs a tenth without them
+    from hpcaccel.runtime.distributed.world import World
 
 __all__ = ["ProcessInfo"]
 
@@ -33,6 +33,8 @@ class ProcessInfo:
     @property
     def distributed_type(self) -> DistributedType:
         """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set."""
+        from hpcaccel.runtime.training_session import TrainingSession
+
         session = TrainingSession.existing()
         shared = session is not None and session.world is self._world
         return session.distributed_type if session is not None and shared else self._world.distributed_type
@@ -96,6 +98,8 @@ class ProcessInfo:
         Raises:
             RuntimeMisuse: ``inputs`` cannot be split.
         """
+        from hpcaccel.runtime.distributed.split_between_processes import refuse_unsplittable, split
+
         world = self._world
         if world.env.world_size == 1:
             refuse_unsplittable(inputs)  # raises the same errors as with several processes
@@ -141,6 +145,9 @@ class ProcessInfo:
         if group is not None:
             torch.distributed.destroy_process_group(group)
             return
+        from hpcaccel.runtime.distributed.world import World
+        from hpcaccel.runtime.training_session import TrainingSession
+
         session = TrainingSession.existing()
         if session is not None:
             session.end(destroy=True)
@@ -180,6 +187,8 @@ class _CurrentProcess(ProcessInfo):
 
     @property
     def _world(self) -> World:
+        from hpcaccel.runtime.distributed.world import World
+
         return World.current()
 
 

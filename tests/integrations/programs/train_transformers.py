@@ -22,7 +22,8 @@ parser.add_argument("--save_steps", type=int, default=1000)
 parser.add_argument("--eval_steps", type=int, default=0)
 parser.add_argument("--jit", action="store_true")
 parser.add_argument("--accumulate", type=int, default=1)
-parser.add_argument("--exact", action="store_true", help="exact_data, and a dataset that draws random numbers")
+parser.add_argument("--exact", action="store_true", help="exact_data")
+parser.add_argument("--noise", action="store_true", help="the dataset draws random numbers")
 
 
 class Data(torch.utils.data.Dataset):
@@ -32,7 +33,7 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
         x = torch.randn(8, generator=generator)
-        if options.exact:
+        if options.noise:
             x = x + torch.randn(8)
         return {"x": x, "labels": x.sum()[None]}
 
