@@ -144,6 +144,7 @@ def test_wheel_metadata_lists_its_requirements(wheel: Path) -> None:
         "plot",
         "trackers",
         "trainers",
+        "recipes",
         "all",
         "bench",
         "dev",

@@ -25,8 +25,8 @@ from hpcaccel.submission.remote.remote_cluster import RemoteCluster, RemoteReque
 
 GOES = {
     "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
-    "clean", "report", "stop", "resume", "cancel", "stacks", "sweep start", "sweep status", "sweep table", "sweep best",
-    "sweep plot", "sweep stop", "sweep resume", "sweep retry-failed", "sweep extend", "sweep throttle",
+    "clean", "report", "stop", "save", "resume", "cancel", "stacks", "sweep start", "sweep status", "sweep table",
+    "sweep best", "sweep plot", "sweep stop", "sweep resume", "sweep retry-failed", "sweep extend", "sweep throttle",
     "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint pin", "checkpoint unpin",
 }  # fmt: skip
 """Commands that run on the login node."""
