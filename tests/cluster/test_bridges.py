@@ -42,9 +42,9 @@ BRIDGES: dict[str, dict[str, Any]] = {
             "script": str(PROGRAMS / "train_torchtitan.py"),
             "args": {
                 "dump_folder": "{run_dir}/out",
-                "training": {"steps": 300},
+                "training.steps": 300,
                 "pause": 0.5,
-                "dataloader": {"num_workers": 1},
+                "dataloader.num_workers": 1,
             },
         },
         "checkpoint": {"watch": "torchtitan"},
