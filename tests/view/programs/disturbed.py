@@ -18,6 +18,7 @@ time.sleep(1.0)  # before the imports
 import torch  # noqa: E402
 
 from hpcaccel import Accelerator  # noqa: E402
+from hpcaccel.runtime import accelerator_setup  # noqa: E402, F401 - what the constructor would import
 
 STEPS, STEP_SECONDS = 70, 0.05
 
