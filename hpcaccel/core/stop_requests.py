@@ -1,8 +1,8 @@
 """Requests in the run directory's ``control/``: to stop, to save, and to dump stacks.
 
-Requests are files, written by commands and by a sweep for its trials. The supervisor polls the folder and renames a
-file once its request is honoured. The folder is always listed, and single names are never looked up, because NFS
-clients may cache a name's absence for a while.
+Requests are files, written by commands and by a sweep for its trials. The supervisor, for saves rank 0, polls the
+folder and renames a file once its request is honoured. The folder is always listed, and single names are never looked
+up, because NFS clients may cache a name's absence for a while.
 """
 
 from __future__ import annotations
@@ -179,11 +179,15 @@ def _leave_empty_file(run: RunDir, prefix: str) -> None:
 
 
 class SaveRequests:
-    """Requests to save, as rank 0 sees them. The heartbeat's thread calls ``poll``, the training the other methods."""
+    """Requests to save, as rank 0 sees them. The heartbeat's thread calls ``poll``, the training the other methods.
+
+    A save honours the requests that were listed when it began. One that is made during a save causes another save.
+    """
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
         self._names: tuple[str, ...] = ()
+        self._begun: tuple[str, ...] = ()
         self._honoured: set[str] = set()
 
     @property
@@ -194,15 +198,19 @@ class SaveRequests:
         """List the requests that have not been honoured."""
         self._names = tuple(name for name in _names(self._run) if name.startswith(_SAVE) and name not in self._honoured)
 
+    def save_begins(self) -> None:
+        self._begun = self._names
+
     def mark_honoured(self) -> None:
-        """Mark the listed requests as honoured, after a save."""
-        names, self._names = self._names, ()
+        """Mark the requests as honoured that were listed at ``save_begins``, after the save."""
+        names, self._begun = self._begun, ()
         for name in names:
             self._honoured.add(name)  # a file that cannot be renamed is not honoured again
             try:
                 mark_honoured(self._run, name)
             except OSError as error:
                 LOG.warning("cannot rename the request %s: %s", self._run.control / name, error.strerror)
+        self._names = tuple(name for name in self._names if name not in self._honoured)
 
 
 def _names(run: RunDir) -> Sequence[str]:

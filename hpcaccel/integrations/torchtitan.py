@@ -134,8 +134,13 @@ class _Bridge:
         goes_on, step = should_continue(), self._trainer.step
         if self._reported is None:
             self._begin(step)
-        elif step != self._reported and self._gate.step(step):
-            return self._stop(goes_on)
+        elif step != self._reported:
+            if self._gate.step(step):
+                return self._stop(goes_on)
+            if self._gate.should_save:
+                with self._during("saving"):
+                    self._save()
+                self._gate.saved()
         self._reported = step
         return goes_on
 
@@ -202,9 +207,10 @@ class _Bridge:
         checkpointer, step = self._trainer.checkpointer, self._trainer.step
         checkpointer.maybe_wait_for_saving()
         if self._saved != step:
-            checkpointer.async_mode = AsyncMode.DISABLED
-            checkpointer.interval = 1
+            own = checkpointer.async_mode, checkpointer.interval
+            checkpointer.async_mode, checkpointer.interval = AsyncMode.DISABLED, 1
             checkpointer.save(step)
+            checkpointer.async_mode, checkpointer.interval = own
         return _path(checkpointer, step)
 
     def _leave(self, checkpoint: str | None = None) -> None:

@@ -25,6 +25,7 @@ import logging
 import math
 import os
 import re
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -258,13 +259,13 @@ def _train_with_exact_data(train: Any) -> Any:
     def training_loop(
         self: transformers.Trainer, *args: Any, resume_from_checkpoint: str | None = None, **kwargs: Any
     ) -> Any:
-        callbacks = self.callback_handler.callbacks
-        if not any(isinstance(one, HpcaccelCallback) and one.exact_data for one in callbacks):
-            return train(self, *args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
-        from hpcaccel.integrations.transformers_data import ExactTraining
+        context: AbstractContextManager[Any] = nullcontext()
+        if any(isinstance(one, HpcaccelCallback) and one.exact_data for one in self.callback_handler.callbacks):
+            from hpcaccel.integrations.transformers_data import ExactTraining
 
-        gate = None if settings.locate(None).run is None else stop_gate()
-        with ExactTraining(self, gate, resume_from_checkpoint):
+            gate = None if settings.locate(None).run is None else stop_gate()
+            context = ExactTraining(self, gate, resume_from_checkpoint)
+        with context:
             return train(self, *args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     return training_loop

@@ -105,8 +105,8 @@ def read_position(checkpoint: str) -> dict[str, Any] | None:
         return from_tensors(safetensors.torch.load_file(Path(checkpoint) / POSITION_FILE))
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         logger.warning(
-            "%s has no position of the data that can be read (%s): it was saved without exact_data=True. The Trainer "
-            "skips the batches that were used, so this resume may not be exact",
+            "%s has no readable position of the data (%s): it was saved without exact_data=True, or the file is "
+            "damaged. The batches that were used are skipped, and this resume may not be exact",
             checkpoint,
             error,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcaccel.runtime import configuration
 from hpcaccel.runtime.accelerator_mixins.prepare_mixin import PrepareMixin
@@ -12,6 +12,9 @@ from hpcaccel.runtime.accelerator_mixins.save_mixin import SaveMixin
 from hpcaccel.runtime.accelerator_mixins.tracking_mixin import TrackingMixin
 from hpcaccel.runtime.accelerator_mixins.training_mixin import TrainingMixin
 from hpcaccel.runtime.compat.unsupported import lacks
+
+if TYPE_CHECKING:
+    from hpcaccel.runtime.accelerator_setup import Setup
 
 __all__ = ["Accelerator"]
 
@@ -106,8 +109,6 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         debug: bool | None = None,
         **unknown: Any,
     ) -> None:
-        from hpcaccel.runtime.accelerator_setup import Setup  # and with it the training loop and the process groups
-
         configuration.refuse_unknown(unknown, _keywords())
         handlers = configuration.handlers_by_name(
             kwargs_handlers,
@@ -134,8 +135,14 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
             fp32_outputs=fp32_outputs,
             debug=debug,
         )
-        self._setup = Setup(handlers, given, cpu=cpu, project_dir=self._set_directories(project_config, project_dir))
+        self._setup = _setup(handlers, given, cpu=cpu, project_dir=self._set_directories(project_config, project_dir))
         self._select_trackers(log_with)
+
+
+def _setup(handlers: Any, given: dict[str, Any], *, cpu: bool, project_dir: Any) -> Setup:
+    from hpcaccel.runtime.accelerator_setup import Setup  # and with it the training loop and the process groups
+
+    return Setup(handlers, given, cpu=cpu, project_dir=project_dir)
 
 
 def _keywords() -> list[str]:

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.durable_files import read_json, write_json
-from hpcaccel.core.records import to_dict
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.stop_requests import StopRequest
-from tests.runtime.ranks import make_run, metrics, outcome, run_ranks
+from tests.runtime.ranks import make_run, metrics, outcome, request_stop, run_ranks
 
 pytest.importorskip("accelerate")
 pytestmark = pytest.mark.torch
@@ -25,17 +23,12 @@ def train(run: RunDir, *arguments: str, attempt: int = 1, size: int = 2) -> Any:
     return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True, preload=PRELOAD)
 
 
-def request(run: RunDir, **fields: Any) -> None:
-    run.attempt(1).mkdir(parents=True, exist_ok=True)
-    write_json(run.stop(1), to_dict(StopRequest(**{"reason": "preempted", "then": "requeue", "time": 0.0, **fields})))
-
-
 def test_stopped_script_saves_at_one_step_and_continues_with_the_same_losses(tmp_path: Path) -> None:
     undisturbed = make_run(tmp_path / "undisturbed")
     ended = train(undisturbed, "--accumulate", "2")
     assert ended.codes == [0, 0], ended.outputs
     run = make_run(tmp_path / "run")
-    request(run)
+    request_stop(run)
     stopped = train(run, "--accumulate", "2", "--kill", "1:20", "--workers", "1", "--save_steps", "15")
     assert stopped.codes == [85, 85], stopped.outputs
     found = outcome(run) or {}
@@ -69,7 +62,7 @@ def test_checkpoint_that_the_script_has_saved_itself_is_continued_at_its_step(tm
 
 def test_run_that_is_to_finish_runs_the_code_behind_its_loop(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run, reason="stop", then="finish")
+    request_stop(run, reason="stop", then="finish")
     ended = train(run, "--kill", "0:5", size=1)
     assert ended.codes == [0], ended.outputs
     assert (outcome(run) or {})["reason"] == "completed"
@@ -78,7 +71,7 @@ def test_run_that_is_to_finish_runs_the_code_behind_its_loop(tmp_path: Path) -> 
 
 def test_pruned_trial_ends_without_a_save(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run, reason="pruned", then="finish")
+    request_stop(run, reason="pruned", then="finish")
     ended = train(run, "--kill", "1:5")
     assert ended.codes == [0, 0], ended.outputs
     assert not list((run.path / "out").glob("*"))

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.durable_files import read_json, write_json
-from hpcaccel.core.records import to_dict
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.stop_requests import StopRequest
-from tests.runtime.ranks import make_run, metrics, outcome, run_ranks
+from tests.integrations.checks import check_exact_resume
+from tests.runtime.ranks import make_run, metrics, outcome, request_stop, run_ranks
 
 pytest.importorskip("lightning")
 pytestmark = pytest.mark.torch
@@ -31,14 +30,9 @@ def train(run: RunDir, *arguments: str, attempt: int = 1, size: int = 2) -> Any:
     return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True, preload=PRELOAD)
 
 
-def request(run: RunDir, **fields: Any) -> None:
-    run.attempt(1).mkdir(parents=True, exist_ok=True)
-    write_json(run.stop(1), to_dict(StopRequest(**{"reason": "preempted", "then": "requeue", "time": 0.0, **fields})))
-
-
 def test_stopped_trainer_saves_at_one_step_and_continues(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run)
+    request_stop(run)
     stopped = train(run, "--kill", "1:7", "--workers", "1", "--accumulate", "2", "--steps", "20")
     assert stopped.codes == [85, 85], stopped.outputs
     found = outcome(run) or {}
@@ -62,19 +56,8 @@ def test_with_exact_data_the_losses_after_a_resume_are_those_of_an_undisturbed_r
 ) -> None:
     """The dataset draws random numbers, the model has dropout, and the epochs have 30 steps on each rank."""
     options = ("--exact", "--workers", str(workers), "--steps", "70")
-    undisturbed = make_run(tmp_path / "undisturbed")
-    ended = train(undisturbed, *options)
-    assert ended.codes == [0, 0], ended.outputs
-    run = make_run(tmp_path / "run")
-    request(run)
-    stopped = train(run, *options, "--kill", f"1:{kill}")
-    assert stopped.codes == [85, 85], stopped.outputs
-    assert kill <= (outcome(run) or {})["step"] <= kill + 2
-    resumed = train(run, *options, attempt=2)
-    assert resumed.codes == [0, 0], resumed.outputs
-    assert (read_json(run.progress(2)) or {})["resumed_step"] == (outcome(run) or {})["step"]
-    assert set(metrics(undisturbed)) == set(range(1, 71))
-    assert metrics(run) == metrics(undisturbed)
+    losses = check_exact_resume(train, tmp_path, options, kill=kill)
+    assert set(losses) == set(range(1, 71))
 
 
 def test_newest_checkpoint_is_the_one_completed_last_and_whole(tmp_path: Path) -> None:
@@ -91,7 +74,7 @@ def test_newest_checkpoint_is_the_one_completed_last_and_whole(tmp_path: Path) -
 
 def test_pruned_trial_ends_without_a_save(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run, reason="pruned", then="finish")
+    request_stop(run, reason="pruned", then="finish")
     ended = train(run, "--kill", "1:5")
     assert ended.codes == [0, 0], ended.outputs
     assert not list(run.path.glob("out/*.ckpt"))

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.durable_files import read_json, write_json
-from hpcaccel.core.records import to_dict
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.stop_requests import StopRequest
-from tests.runtime.ranks import make_run, metrics, outcome, run_ranks
+from tests.runtime.ranks import make_run, metrics, outcome, request_stop, run_ranks
 
 pytest.importorskip("torchtitan")
 pytestmark = pytest.mark.torch
@@ -22,11 +20,6 @@ PROGRAM = str(Path(__file__).parent / "programs" / "train_torchtitan.py")
 def train(run: RunDir, *arguments: str, attempt: int = 1, size: int = 2) -> Any:
     words = ("--dump_folder", str(run.path / "out"), *arguments)
     return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True)
-
-
-def request(run: RunDir, **fields: Any) -> None:
-    run.attempt(1).mkdir(parents=True, exist_ok=True)
-    write_json(run.stop(1), to_dict(StopRequest(**{"reason": "preempted", "then": "requeue", "time": 0.0, **fields})))
 
 
 def saved(run: RunDir) -> list[str]:
@@ -47,7 +40,7 @@ def test_stopped_trainer_saves_whole_and_continues_with_the_same_losses(tmp_path
     ended = train(undisturbed)
     assert ended.codes == [0, 0], ended.outputs
     run = make_run(tmp_path / "run")
-    request(run)
+    request_stop(run)
     stopped = train(run, "--kill", "1:5", "--dataloader.num_workers", "1")
     assert stopped.codes == [85, 85], stopped.outputs
     found = outcome(run) or {}
@@ -74,7 +67,7 @@ def test_stopped_trainer_saves_whole_and_continues_with_the_same_losses(tmp_path
 @pytest.mark.slow
 def test_torchtitan_main_is_stopped_and_resumed_with_asynchronous_saves(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run)
+    request_stop(run)
     words = ("--main", "--checkpoint.async_mode", "async", "--checkpoint.interval", "5")
     stopped = train(run, *words, "--kill", "0:5")
     assert stopped.codes == [85, 85], stopped.outputs
@@ -92,7 +85,7 @@ def test_torchtitan_main_is_stopped_and_resumed_with_asynchronous_saves(tmp_path
 
 def test_run_that_is_to_finish_ends_early_with_a_full_checkpoint(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run, reason="stop", then="finish")
+    request_stop(run, reason="stop", then="finish")
     ended = train(run, "--kill", "0:4", "--validator.enable", size=1)
     assert ended.codes == [0], ended.outputs
     step = ended.result()["step"]
@@ -105,7 +98,7 @@ def test_run_that_is_to_finish_ends_early_with_a_full_checkpoint(tmp_path: Path)
 
 def test_pruned_trial_ends_without_a_save(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run, reason="pruned", then="finish")
+    request_stop(run, reason="pruned", then="finish")
     ended = train(run, "--kill", "1:5")
     assert ended.codes == [0, 0], ended.outputs
     assert saved(run) == []
@@ -114,7 +107,7 @@ def test_pruned_trial_ends_without_a_save(tmp_path: Path) -> None:
 
 def test_stop_at_the_last_step_lets_the_training_end(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run)
+    request_stop(run)
     ended = train(run, "--training.steps", "3", "--kill", "0:3", size=1)
     assert ended.codes == [0], ended.outputs
     assert ended.result() == {"step": 3}

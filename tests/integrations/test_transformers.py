@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.durable_files import read_json, write_json
-from hpcaccel.core.records import to_dict
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.stop_requests import StopRequest
-from tests.runtime.ranks import make_run, metrics, outcome, run_ranks
+from tests.integrations.checks import check_exact_resume
+from tests.runtime.ranks import make_run, metrics, outcome, request_stop, run_ranks
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
@@ -25,17 +24,12 @@ def train(run: RunDir, *arguments: str, attempt: int = 1, size: int = 2) -> Any:
     return run_ranks(PROGRAM, words, size=size, run=run, attempt=attempt, blocked=True, preload=PRELOAD)
 
 
-def request(run: RunDir, **fields: Any) -> None:
-    run.attempt(1).mkdir(parents=True, exist_ok=True)
-    write_json(run.stop(1), to_dict(StopRequest(**{"reason": "preempted", "then": "requeue", "time": 0.0, **fields})))
-
-
 def test_stopped_trainer_saves_at_one_step_and_continues_with_the_same_losses(tmp_path: Path) -> None:
     undisturbed = make_run(tmp_path / "undisturbed")
     ended = train(undisturbed)
     assert ended.codes == [0, 0], ended.outputs
     run = make_run(tmp_path / "run")
-    request(run)
+    request_stop(run)
     stopped = train(run, "--kill", "1:17", "--workers", "1")
     assert stopped.codes == [85, 85], stopped.outputs
     found = outcome(run) or {}
@@ -64,24 +58,13 @@ def test_with_exact_data_the_losses_after_a_resume_are_those_of_an_undisturbed_r
 ) -> None:
     """The dataset draws random numbers, and the epochs have 32 steps on each rank: 32 is the end of one."""
     options = ("--exact", "--noise", "--workers", str(workers), "--steps", "70")
-    undisturbed = make_run(tmp_path / "undisturbed")
-    ended = train(undisturbed, *options)
-    assert ended.codes == [0, 0], ended.outputs
-    run = make_run(tmp_path / "run")
-    request(run)
-    stopped = train(run, *options, "--kill", f"1:{kill}")
-    assert stopped.codes == [85, 85], stopped.outputs
-    assert kill <= (outcome(run) or {})["step"] <= kill + 2
-    resumed = train(run, *options, attempt=2)
-    assert resumed.codes == [0, 0], resumed.outputs
-    assert (read_json(run.progress(2)) or {})["resumed_step"] == (outcome(run) or {})["step"]
-    assert list(metrics(undisturbed)) == list(range(1, 71))
-    assert metrics(run) == metrics(undisturbed)
+    losses = check_exact_resume(train, tmp_path, options, kill=kill)
+    assert list(losses) == list(range(1, 71))
 
 
 def test_run_that_is_to_finish_ends_normally_and_keeps_its_model(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run, reason="stop", then="finish")
+    request_stop(run, reason="stop", then="finish")
     ended = train(run, "--kill", "0:5", size=1)
     assert ended.codes == [0], ended.outputs
     assert 5 <= ended.result()["step"] <= 7
@@ -91,7 +74,7 @@ def test_run_that_is_to_finish_ends_normally_and_keeps_its_model(tmp_path: Path)
 
 def test_stop_at_the_last_step_lets_the_training_end(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run)
+    request_stop(run)
     ended = train(run, "--steps", "8", "--kill", "0:8", size=1)
     assert ended.codes == [0], ended.outputs
     assert ended.result() == {"step": 8}
@@ -101,7 +84,7 @@ def test_stop_at_the_last_step_lets_the_training_end(tmp_path: Path) -> None:
 
 def test_pruned_trial_ends_without_a_save(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    request(run, reason="pruned", then="finish")
+    request_stop(run, reason="pruned", then="finish")
     ended = train(run, "--kill", "1:5")
     assert ended.codes == [0, 0], ended.outputs
     assert not list((run.path / "out").glob("*"))

@@ -15,7 +15,9 @@ from typing import Any
 
 from hpcaccel.core.durable_files import read_json, read_lines, write_json
 from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.records import to_dict
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.stop_requests import StopRequest
 
 from .forked import Forked, templates
 
@@ -47,6 +49,12 @@ def make_run(path: Path, *, runtime: dict[str, Any] | None = None, checkpoint: d
     )
     write_json(run.spec, {"version": 1, "spec": spec, "launch": launch.to_dict()})
     return run
+
+
+def request_stop(run: RunDir, **fields: Any) -> None:
+    """Write the supervisor's request for attempt 1, by default a preemption."""
+    run.attempt(1).mkdir(parents=True, exist_ok=True)
+    write_json(run.stop(1), to_dict(StopRequest(**{"reason": "preempted", "then": "requeue", "time": 0.0, **fields})))
 
 
 @dataclass

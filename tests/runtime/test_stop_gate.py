@@ -14,11 +14,9 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.durable_files import read_json, write_json
-from hpcaccel.core.records import to_dict
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.stop_requests import StopRequest
-from tests.runtime.ranks import Ranks, make_run, outcome, run_ranks
+from tests.runtime.ranks import Ranks, make_run, outcome, request_stop, run_ranks
 
 
 def gate_ranks(tmp_path: Path, run: RunDir, *arguments: str, size: int = 2, attempt: int = 1) -> Any:
@@ -29,9 +27,7 @@ def gate_ranks(tmp_path: Path, run: RunDir, *arguments: str, size: int = 2, atte
 
 
 def request(run: RunDir, **fields: Any) -> None:
-    """Write the supervisor's request for attempt 1."""
-    run.attempt(1).mkdir(parents=True, exist_ok=True)
-    write_json(run.stop(1), to_dict(StopRequest(**{"reason": "stop", "then": "requeue", "time": 0.0, **fields})))
+    request_stop(run, **{"reason": "stop", **fields})
 
 
 @pytest.mark.torch

@@ -116,6 +116,8 @@ class SaveSchedule:
             The checkpoint's directory.
         """
         with self._context.status.during("saving"), self._clock.saving():
+            if self._requests is not None:
+                self._requests.save_begins()
             self._metrics.flush()
             step = self._counters.step if missing else self._group.max_of(self._counters.step)
             doubts = self._doubts(missing)

@@ -149,14 +149,13 @@ class StopGate:
             return True
         if self._group.control is None:
             if not self._flag.raised:
-                self.should_save = self._save_is_requested
-                return False
+                return self._continue(save=self._save_is_requested)
         else:
             decision = agreement.read()
             if decision is None or not decision.stop:
-                self.should_save = decision is not None and decision.save
-                agreement.issue(stop=self._flag.raised, save=self._save_is_requested and not self.should_save)
-                return False
+                save = decision is not None and decision.save
+                agreement.issue(stop=self._flag.raised, save=self._save_is_requested and not save)
+                return self._continue(save=save)
         return self._stop()
 
     def begin(
@@ -179,7 +178,8 @@ class StopGate:
             self._write_start()
 
     def saved(self) -> None:
-        """Record that the program has saved, after ``step`` has set ``should_save``. The request is then honoured."""
+        """Record that the program has saved, after ``step`` has set ``should_save``. Requests that were made before the
+        save are then honoured."""
         self.should_save = False
         if self._requests is not None:
             self._requests.mark_honoured()
@@ -252,6 +252,7 @@ class StopGate:
                 self._save_is_over()
             if phase == "saving" and self._save_began is None:
                 self._save_began = time.monotonic()
+                self._save_requests_begin()
         self._status.phase = phase
 
     def sign_of_life(self) -> None:
@@ -305,7 +306,18 @@ class StopGate:
         self._save_is_over()
         self._status.train(step)
 
+    def _continue(self, *, save: bool) -> bool:
+        self.should_save = save
+        if save:
+            self._save_requests_begin()
+        return False
+
+    def _save_requests_begin(self) -> None:
+        if self._requests is not None:
+            self._requests.save_begins()
+
     def _stop(self) -> bool:
+        self._save_requests_begin()
         self._request, self.in_time = self._exit.request(save_seconds=self._clock.expected_save_seconds)
         self._save_began = time.monotonic()
         self._status.phase = "finishing" if self.should_finish else "saving"
