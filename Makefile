@@ -98,6 +98,8 @@ trainers: .venv-trainers/installed slurm  ## All tests of other trainers, with J
 .venv-trainers/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-trainers
 	.venv-trainers/bin/python -m pip install --quiet --upgrade pip
+	.venv-trainers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# A second call: together with the rest, pip tries versions of datasets for many minutes.
 	.venv-trainers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes]'
 	@touch $@
 
