@@ -5,13 +5,16 @@ Typer's rich help is off: it would double the run time of ``hpcaccel --help``.
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
+from typer.models import CommandInfo, TyperInfo
 
 import hpcaccel
 from hpcaccel.cli import checkpoint, cluster, init, plan, ranks, run, runs, spec, steer, submit, sweep
@@ -26,6 +29,10 @@ __all__ = ["app"]
 
 EXIT_BROKEN_PIPE = 128 + 13
 """Exit code that a shell reports for a program killed by SIGPIPE."""
+
+
+COMPLETION_VARIABLE = "_HPCACCEL_COMPLETE"
+"""The shell sets this variable when it asks for completions."""
 
 
 class Commands(TyperGroup):
@@ -101,7 +108,40 @@ def _fail(messages: list[str], exit_code: int, *, hints: list[str] | None = None
     raise typer.Exit(exit_code) from None
 
 
-app = typer.Typer(
+class Program(typer.Typer):
+    """The root app. It builds only the commands that a command line needs: to build all takes longer than many run."""
+
+    def __call__(self, args: Sequence[str] | None = None, **options: Any) -> Any:
+        return super(Program, self._reduced_for(sys.argv[1:] if args is None else args)).__call__(args, **options)
+
+    def _reduced_for(self, command_line: Sequence[str]) -> Program:
+        """A copy with the one command that is named; for the help page, with all commands without their parameters."""
+        if COMPLETION_VARIABLE in os.environ:
+            return self
+        reduced = copy(self)
+        if not command_line or list(command_line) in (["--help"], ["-h"]):
+            groups = [CommandInfo(group.name, help=_group_help(group)) for group in self.registered_groups]
+            reduced.registered_commands = [_without_parameters(info) for info in (*self.registered_commands, *groups)]
+            reduced.registered_groups = []
+            return reduced
+        reduced.registered_commands = [info for info in self.registered_commands if info.name == command_line[0]]
+        reduced.registered_groups = [group for group in self.registered_groups if group.name == command_line[0]]
+        return reduced if reduced.registered_commands or reduced.registered_groups else self
+
+
+def _without_parameters(info: CommandInfo) -> CommandInfo:
+    def summarized() -> None:
+        pass
+
+    text = inspect.getdoc(info.callback) if info.help is None else info.help
+    return CommandInfo(info.name, callback=summarized, help=text, hidden=info.hidden)
+
+
+def _group_help(group: TyperInfo) -> str:
+    return str(group.typer_instance.info.help) if group.typer_instance is not None else ""
+
+
+app = Program(
     name="hpcaccel",
     cls=Commands,
     help="Train on a Slurm cluster from one YAML file, with exact resume after preemption.",

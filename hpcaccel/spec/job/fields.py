@@ -63,6 +63,7 @@ class Section(BaseModel):
     """A frozen part of a spec that rejects unknown keys."""
 
     model_config = ConfigDict(
+        defer_build=True,  # most sections are only validated as a part of a JobSpec
         frozen=True,
         extra="forbid",
         hide_input_in_errors=True,

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError, WithJsonSchema
 
 from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch
 from hpcaccel.spec.job.entrypoint import EntrypointSection
@@ -194,6 +194,8 @@ def _watch_conflicts(values: dict[str, Any]) -> list[Conflict]:
 
 class JobSpec(Section):
     """A training job: what runs, where, with which resources, and what happens after preemptions and failures."""
+
+    model_config = ConfigDict(defer_build=False)
 
     moved: ClassVar[dict[str, str]] = {
         "sweep": "is for `hpcaccel sweep start`, which runs many trials of this file: use that command, or remove the "

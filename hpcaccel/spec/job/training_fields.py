@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
 from hpcaccel.spec.job.fields import (
     Conflict,
@@ -19,7 +19,7 @@ from hpcaccel.spec.job.fields import (
     Word,
     text_list,
 )
-from hpcaccel.spec.job.watch_fields import PRESETS, WatchSection, watch_setting
+from hpcaccel.spec.job.watch_fields import PresetName, WatchSection, watch_setting
 
 __all__ = ["CheckpointSection", "FsdpSection", "ResilienceSection", "RuntimeSection"]
 
@@ -157,8 +157,7 @@ class CheckpointSection(Section):
     )
     watch: Annotated[
         WatchSection | None,
-        BeforeValidator(watch_setting),
-        WithJsonSchema({"anyOf": [{"enum": list(PRESETS)}, WatchSection.model_json_schema(), {"type": "null"}]}),
+        BeforeValidator(watch_setting, json_schema_input_type=PresetName | WatchSection | None),
     ] = Field(
         default=None,
         description="Checkpoints that the program writes itself: the name of a trainer, or a section. Complete ones "

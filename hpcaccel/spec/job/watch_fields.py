@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch
 from hpcaccel.spec.job.fields import Conflict, Section, Word
 
-__all__ = ["PRESETS", "Pattern", "WatchSection", "pattern_of", "watch_setting"]
+__all__ = ["PRESETS", "Pattern", "PresetName", "WatchSection", "pattern_of", "watch_setting"]
 
 PresetName = Literal["transformers", "lightning", "torchtitan", "megatron", "dcp"]
 
