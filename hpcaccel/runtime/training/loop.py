@@ -8,8 +8,8 @@ All ranks save and stop at the same optimizer step, on which they agree while tr
 1. *A step is over.* ``StepBoundary`` counts steps and determines which call ends a step: the next batch of a prepared
    loader, ``checkpoint()``, the next item of ``epochs()`` or ``steps()``, or the next backward pass. That call runs
    ``Loop.step_is_over``.
-2. *The ranks agree.* At step k each rank issues an asynchronous all-reduce (``StopAgreement.issue``). Its main values
-   say whether the rank must stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``),
+2. *The ranks agree* (``AgreedStop``). At step k each rank issues an asynchronous all-reduce. Its main values say
+   whether the rank must stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``),
    whether the rank is still in its loop, and how far its background save is. At step k + 1 all ranks read the same
    result (``StopAgreement.read``). A single process uses its own values, and skips both calls if no action is due.
 3. *All ranks act on the result* (``AgreedActions``): finish the background save, stop, or save. ``SaveSchedule`` saves;
@@ -35,6 +35,7 @@ from pathlib import Path
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.collectives.call_site import call_site
 from hpcaccel.runtime.training.accumulation import Accumulation, samples_per_step
+from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.loop_context import LoopContext
 from hpcaccel.runtime.training.resumption import ResumedCounters, Resumption
 from hpcaccel.runtime.training.save_schedule import SaveSchedule
@@ -58,10 +59,11 @@ class Loop:
         self.accumulation = accumulation
         self.context = context
         self.boundary = StepBoundary(context)
-        self.saves = SaveSchedule(context)
+        stop = AgreedStop(context.place, context.group, flag=context.flag, clock=context.clock, at_end=self.end)
+        self.saves = SaveSchedule(context, stop)
         self._resumption = Resumption(context)
-        self._end = TrainingEnd(context, self.saves, at_exit=self.end, on_finish=self._finish)
-        self._agreed = AgreedActions(context, self.saves, self._end)
+        self._end = TrainingEnd(context, stop, self.saves, on_finish=self._finish)
+        self._agreed = AgreedActions(context, stop, self.saves, self._end)
         self._counters, self._clock, self._status = context.counters, context.clock, context.status
         self._own_time, self._exactness = context.own_time, context.exactness
 

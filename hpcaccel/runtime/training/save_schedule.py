@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hpcaccel import checkpoint_files
 from hpcaccel.errors import CheckpointError
-from hpcaccel.runtime.health.heartbeat import save_requests
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.loop_context import LoopContext
 from hpcaccel.runtime.training.stop_agreement import BUSY, DONE, FAILED
 
@@ -26,7 +26,7 @@ _PROGRESS = {"done": DONE, "busy": BUSY, "failed": FAILED}
 class SaveSchedule:
     """Saves at steps on which all ranks have agreed. Methods that save or wait are collective: all ranks call them."""
 
-    def __init__(self, context: LoopContext) -> None:
+    def __init__(self, context: LoopContext, stop: AgreedStop) -> None:
         self.checkpoints = context.checkpoints
         self.has_place = context.checkpoints.has_place
         self.is_managed = False
@@ -45,7 +45,7 @@ class SaveSchedule:
         self._clock = context.clock
         self._context = context
         self._is_main = context.group.is_main
-        self._requests = save_requests()
+        self._stop = stop
         self._due_step = self._due_time = math.inf
         self.begin_at(0)
 
@@ -70,7 +70,7 @@ class SaveSchedule:
 
     @property
     def _is_requested(self) -> bool:
-        return self._requests is not None and self._requests.is_open and self.is_managed and self.has_place
+        return self._stop.save_is_requested and self.is_managed and self.has_place
 
     def manage(self) -> None:
         """Save by schedule from now on."""
@@ -116,8 +116,7 @@ class SaveSchedule:
             The checkpoint's directory.
         """
         with self._context.status.during("saving"), self._clock.saving():
-            if self._requests is not None:
-                self._requests.save_begins()
+            self._stop.save_begins()
             self._metrics.flush()
             step = self._counters.step if missing else self._group.max_of(self._counters.step)
             doubts = self._doubts(missing)
@@ -132,8 +131,7 @@ class SaveSchedule:
                 background=background,
             )
         if directory is None and not missing:
-            if self._requests is not None:
-                self._requests.mark_honoured()
+            self._stop.saved()
             self._committed_step = self.step
             self.begin_at(step)
         return path

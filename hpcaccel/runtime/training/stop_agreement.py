@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
+    from hpcaccel.runtime.training.agreed_stop import AgreedStop
     from hpcaccel.runtime.training.loop_context import LoopContext
     from hpcaccel.runtime.training.save_schedule import SaveSchedule
     from hpcaccel.runtime.training.training_end import TrainingEnd
@@ -166,16 +167,16 @@ _WAITS_IN = "a step of the training loop"
 class AgreedActions:
     """Agrees with the other ranks at each step, and carries out the agreement: saves and stops."""
 
-    def __init__(self, context: LoopContext, saves: SaveSchedule, end: TrainingEnd) -> None:
+    def __init__(self, context: LoopContext, stop: AgreedStop, saves: SaveSchedule, end: TrainingEnd) -> None:
         self._counters = context.counters
         self._flag = context.flag
         self._in_use = context.in_use
         self._own_time = context.own_time
         self._checkpoints = context.checkpoints
-        self._group = group = context.group
+        self._group = context.group
         self._saves = saves
         self._end = end
-        self._agreement = StopAgreement(group.control, None if group.exchange is None else group.exchange.watchdog)
+        self._agreement = stop.agreement
 
     def begin(self) -> None:
         """Issue the first agreement of a loop, unless one is pending."""

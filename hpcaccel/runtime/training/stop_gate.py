@@ -15,8 +15,8 @@ Protocol
    goes to every process of the job step. With ``runtime.stop: signals``, and outside a run, handlers instead set a flag
    that ``step`` tests.
 2. *Agreement.* ``step`` issues an asynchronous all-reduce of the ranks' flags on a gloo group of its own, and reads the
-   result of the reduction that the previous ``step`` issued (``StopAgreement``, as in an Accelerator's loop). So no
-   step waits, and ``step`` returns True on all ranks at the same step. Every rank must call ``step`` equally often. The
+   result of the reduction that the previous ``step`` issued (``AgreedStop``, as in an Accelerator's loop). So no step
+   waits, and ``step`` returns True on all ranks at the same step. Every rank must call ``step`` equally often. The
    gloo group is created by ``stop_gate`` if torch's default process group exists by then, else by the first ``step``.
    Without a default process group, each process stops by itself.
 3. *Request.* Rank 0 reads from the run directory why to stop, what happens after the stop, and the deadline
@@ -38,12 +38,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.distributed import rank_env
-from hpcaccel.runtime.health.heartbeat import Activity, RankStatus, save_requests, start_heartbeat
+from hpcaccel.runtime.health.heartbeat import Activity, RankStatus, start_heartbeat
 from hpcaccel.runtime.rank_logger import TRAINING_LOG, configure_training_log
 from hpcaccel.runtime.stop_flag import PendingStop, StopFlag
+from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.attempt_timing import AttemptClock
-from hpcaccel.runtime.training.process_exit import LoneRank, ProcessExit
-from hpcaccel.runtime.training.stop_agreement import StopAgreement
+from hpcaccel.runtime.training.process_exit import LoneRank
 
 if TYPE_CHECKING:
     from hpcaccel.core.rank_records import Outcome
@@ -51,8 +51,9 @@ if TYPE_CHECKING:
     from hpcaccel.core.stop_requests import StopRequest
     from hpcaccel.runtime.distributed.process_group import RankGroup
     from hpcaccel.runtime.health.stragglers import OwnTime
+    from hpcaccel.runtime.training.stop_agreement import StopAgreement
 
-__all__ = ["Phase", "StopGate", "stop_gate"]
+__all__ = ["Phase", "StopGate", "has_accelerator", "stop_gate"]
 
 logger = logging.getLogger(TRAINING_LOG)
 
@@ -65,20 +66,27 @@ def stop_gate() -> StopGate:
     """The stop gate of this process; later calls return the same gate. Call this on every rank, before the first step.
 
     Raises:
-        RuntimeMisuse: this process has an Accelerator, whose loop stops by itself; or this is not the main thread, and
+        RuntimeMisuse: this process has an Accelerator or a ``ResultsFile``, which stops by itself; or this is not the main thread, and
             the launcher has not blocked the signals.
         RankEnvironmentError: the gate's process groups cannot be formed.
     """
     global _gate
     if _gate is None or _gate.is_over:
-        session = sys.modules.get("hpcaccel.runtime.training_session")
-        if session is not None and session.TrainingSession.existing() is not None:
+        if has_accelerator():
             raise RuntimeMisuse(
                 "stop_gate(): this process has an Accelerator, which already saves and stops at an agreed step. Loop "
                 "over accelerator.epochs() or steps(), or call accelerator.checkpoint() after each step"
             )
         _gate = StopGate()
+    elif type(_gate) is not StopGate:
+        raise RuntimeMisuse("stop_gate(): this process has a ResultsFile, which stops the ranks itself. Use only one")
     return _gate
+
+
+def has_accelerator() -> bool:
+    """Whether this process has an Accelerator, which handles stop requests itself. Imports nothing."""
+    session = sys.modules.get("hpcaccel.runtime.training_session")
+    return session is not None and session.TrainingSession.existing() is not None
 
 
 class StopGate:
@@ -88,9 +96,6 @@ class StopGate:
     stack_counts = True
 
     def __init__(self) -> None:
-        self.in_time = True
-        """Whether a save is expected to end before the processes are killed; True if unknown. Set when a stop is
-        requested, from the median time of this attempt's saves, else from the time of the slowest earlier save."""
         self.should_save = False
         """Whether the program is to save now and continue (``hpcaccel save``); the same on all ranks. Call ``saved``
         after the save."""
@@ -103,23 +108,21 @@ class StopGate:
         self._flag = _install_flag()
         self._step = 0
         self._signs_of_life = 0
-        self._request: StopRequest | None = None
         self._save_began: float | None = None
         self._start: dict[str, Any] | None = None
-        self._agreement: StopAgreement | None = None
+        self._agreed: AgreedStop | None = None
+        """Created with the group of ranks."""
         self._group: RankGroup | LoneRank
         self._clock: AttemptClock
-        self._exit: ProcessExit
         heartbeat = start_heartbeat(self._place.run, self._place.attempt)
         if heartbeat is not None:
             heartbeat.source = self
-        self._requests = save_requests()
         if _torch_has_group():
             self._join()
 
     def join(self) -> RankGroup | LoneRank:
         """Form the group of ranks now, not at the first step. Collective. Returns the group."""
-        if self._agreement is None:
+        if self._agreed is None:
             self._join()
         return self._group
 
@@ -139,23 +142,23 @@ class StopGate:
             RuntimeMisuse: another rank has left its loop.
             RankFailed: another rank has failed.
         """
-        agreement = self._agreement or self._join()
+        agreed = self._agreed or self._join()
         if self._status.phase != "training":
             self._enter(step)
         self._step = step
         self._clock.count(step)
         self._clock.step_is_over(step)
-        if self._request is not None:
+        if agreed.request is not None:
             return True
         if self._group.control is None:
             if not self._flag.raised:
-                return self._continue(save=self._save_is_requested)
+                return self._continue(agreed, save=agreed.save_is_requested)
         else:
-            decision = agreement.read()
+            decision = agreed.agreement.read()
             if decision is None or not decision.stop:
                 save = decision is not None and decision.save
-                agreement.issue(stop=self._flag.raised, save=self._save_is_requested and not save)
-                return self._continue(save=save)
+                agreed.agreement.issue(stop=self._flag.raised, save=agreed.save_is_requested and not save)
+                return self._continue(agreed, save=save)
         return self._stop()
 
     def begin(
@@ -174,17 +177,24 @@ class StopGate:
             "total_steps": total_steps,
         }
         self._step = step
-        if self._agreement is not None:
+        if self._agreed is not None:
             self._write_start()
 
     def saved(self) -> None:
         """Record that the program has saved, after ``step`` has set ``should_save``. Requests that were made before the
         save are then honoured."""
         self.should_save = False
-        if self._requests is not None:
-            self._requests.mark_honoured()
+        if self._agreed is not None:
+            self._agreed.saved()
 
     # -- a stop -------------------------------------------------------------------------------------------------------
+
+    @property
+    def in_time(self) -> bool:
+        """Whether a save is expected to end before the processes are killed; True if unknown. It is computed when a
+        stop is requested, from the median time of this attempt's saves, else from the time of the slowest earlier
+        save."""
+        return self._agreed is None or self._agreed.in_time
 
     @property
     def should_finish(self) -> bool:
@@ -219,8 +229,8 @@ class StopGate:
                 nothing was saved, and 0 if the training ends for good (``should_finish``).
             RuntimeMisuse: no stop was requested.
         """
-        request = self._request
-        if request is None:
+        agreed, request = self._agreed, self._request
+        if agreed is None or request is None:
             raise RuntimeMisuse("leave(): no stop was requested. Call it after step() has returned True")
         if request.then == "finish":
             raise SystemExit(0)  # ``_at_end`` writes the outcome
@@ -230,7 +240,7 @@ class StopGate:
             self.saved()
         logger.info("stopping at step %d (%s): %s", self._step, request.reason, _saved(saved))
         self._end()
-        self._exit.leave(self._outcome(request.reason, resume=True, checkpoint=saved), saved=saved is not None)
+        agreed.leave(self._outcome(request.reason, resume=True, checkpoint=saved), saved=saved is not None)
 
     # -- what the program is doing -------------------------------------------------------------------------------------
 
@@ -252,7 +262,8 @@ class StopGate:
                 self._save_is_over()
             if phase == "saving" and self._save_began is None:
                 self._save_began = time.monotonic()
-                self._save_requests_begin()
+                if self._agreed is not None:
+                    self._agreed.save_begins()
         self._status.phase = phase
 
     def sign_of_life(self) -> None:
@@ -261,7 +272,7 @@ class StopGate:
 
     def activity(self) -> Activity:
         """What this process is doing, for the heartbeat."""
-        exchange = None if self._agreement is None else self._group.exchange
+        exchange = None if self._agreed is None else self._group.exchange
         return Activity(
             phase=self._status.phase,
             step=self._step,
@@ -272,25 +283,31 @@ class StopGate:
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    def _join(self) -> StopAgreement:
+    def _join(self) -> AgreedStop:
         """Form the group of ranks, and issue the first agreement."""
-        self._group = group = _join_ranks()
+        self._group = group = self._join_ranks()
         formed = time.time()
         run, attempt = self._place.run, self._place.attempt
         configure_training_log(group.rank)
         self._clock = AttemptClock(run if group.is_main else None, attempt, begun=self._created, formed=formed)
-        self._exit = ProcessExit(self._place, group, self._at_end, self._flag.ignore_signals)
-        watchdog = None if group.exchange is None else group.exchange.watchdog
-        self._agreement = StopAgreement(group.control, watchdog)
-        if group.control is not None:
-            self._agreement.issue(stop=self._flag.raised, save=False)
+        agreed = AgreedStop(self._place, group, flag=self._flag, clock=self._clock, at_end=self._at_end)
+        self._issue_first(agreed.agreement)
+        self._agreed = agreed
         if self._start is not None:
             self._write_start()
-        return self._agreement
+        return agreed
+
+    def _join_ranks(self) -> RankGroup | LoneRank:
+        return _join_ranks()
+
+    def _issue_first(self, agreement: StopAgreement) -> None:
+        """Issue the agreement that the first ``step`` reads."""
+        if self._group.control is not None:
+            agreement.issue(stop=self._flag.raised, save=False)
 
     @property
-    def _save_is_requested(self) -> bool:
-        return self._requests is not None and self._requests.is_open
+    def _request(self) -> StopRequest | None:
+        return None if self._agreed is None else self._agreed.request
 
     def _write_start(self) -> None:
         assert self._start is not None
@@ -306,19 +323,16 @@ class StopGate:
         self._save_is_over()
         self._status.train(step)
 
-    def _continue(self, *, save: bool) -> bool:
+    def _continue(self, agreed: AgreedStop, *, save: bool) -> bool:
         self.should_save = save
         if save:
-            self._save_requests_begin()
+            agreed.save_begins()
         return False
 
-    def _save_requests_begin(self) -> None:
-        if self._requests is not None:
-            self._requests.save_begins()
-
     def _stop(self) -> bool:
-        self._save_requests_begin()
-        self._request, self.in_time = self._exit.request(save_seconds=self._clock.expected_save_seconds)
+        agreed = self._agreed or self._join()
+        agreed.save_begins()
+        agreed.read_request()
         self._save_began = time.monotonic()
         self._status.phase = "finishing" if self.should_finish else "saving"
         return True
@@ -326,7 +340,7 @@ class StopGate:
     def _save_is_over(self, *, counts: bool = True) -> None:
         """Record the duration of the save that has just ended, if there was one."""
         began, self._save_began = self._save_began, None
-        if began is not None and counts and self._agreement is not None:
+        if began is not None and counts and self._agreed is not None:
             self._clock.saved(time.monotonic() - began)
 
     def _existing(self, checkpoint: str | os.PathLike[str] | None) -> str | None:
@@ -347,11 +361,12 @@ class StopGate:
     def _at_end(self) -> None:
         """Called at the normal end of the program."""
         self._end()
-        request = self._request
+        agreed, request = self._agreed, self._request
+        assert agreed is not None, "AgreedStop calls this method"
         if request is None or request.then == "finish" or self._has_finished:
-            self._exit.complete(self._outcome("completed", resume=False))
+            agreed.complete(self._outcome("completed", resume=False))
         else:  # the program knew of the stop and ended without leave(): its next start shows whether it had finished
-            self._exit.complete(self._outcome(request.reason, resume=True))
+            agreed.complete(self._outcome(request.reason, resume=True))
 
     def _outcome(self, reason: Reason, *, resume: bool, checkpoint: str | None = None) -> Outcome:
         from hpcaccel.core.rank_records import Outcome

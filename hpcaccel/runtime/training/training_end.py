@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from hpcaccel import checkpoint_files
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.loop_context import LoopContext
-from hpcaccel.runtime.training.process_exit import ProcessExit
 from hpcaccel.runtime.training.save_schedule import SaveSchedule
 
 if TYPE_CHECKING:
@@ -55,23 +55,23 @@ class TrainingEnd:
     """Ends the training of this process. All ranks call its methods together, except ``abandon``.
 
     Args:
-        at_exit: called at the normal end of the program; it must call ``complete``.
+        stop: calls ``complete`` at the normal end of the program.
         on_finish: called at a stop for good; it must make the script's loops end.
     """
 
     def __init__(
         self,
         context: LoopContext,
+        stop: AgreedStop,
         saves: SaveSchedule,
         *,
-        at_exit: Callable[[], None],
         on_finish: Callable[[], None],
     ) -> None:
         self._context = context
         self._saves = saves
         self._on_finish = on_finish
-        self._exit = ProcessExit(context.place, context.group, at_exit, context.flag.ignore_signals)
-        self._stop: Literal["pruned", "to be continued"] | None = None
+        self._stop = stop
+        self._end: Literal["pruned", "to be continued"] | None = None
 
     def stop(self) -> None:
         """Carry out the stop on which all ranks have agreed.
@@ -81,11 +81,11 @@ class TrainingEnd:
         Raises:
             SystemExit: the training is to be continued. The exit code is 85, or 143 without a checkpoint directory.
         """
-        request, in_time = self._exit.request(save_seconds=self._context.clock.expected_save_seconds)
+        request = self._stop.read_request()
         if request.then == "finish":
             self._finish(request)
             return
-        if in_time:
+        if self._stop.in_time:
             self._saves.if_newer(request.reason)
         self._saves.wait()
         self._leave(request.reason)
@@ -101,7 +101,7 @@ class TrainingEnd:
         """
         if not self._context.group.max_of(int(self._context.flag.raised)):
             return
-        request, _ = self._exit.request()
+        request = self._stop.read_request(for_save=False)
         if request.then == "finish":
             self._finish(request)
             return
@@ -113,7 +113,7 @@ class TrainingEnd:
 
     def keep_result(self, reason: str) -> None:
         """Save the result, unless the trial was pruned."""
-        if self._stop == "pruned":
+        if self._end == "pruned":
             self._saves.wait()
         else:
             self._saves.if_newer(reason)
@@ -133,7 +133,7 @@ class TrainingEnd:
             self.keep_result("completed")
         checkpoints.close()
         self._context.clock.end()
-        is_continued = self._stop == "to be continued"
+        is_continued = self._end == "to be continued"
         if (
             is_managed
             and checkpoints.directory is not None
@@ -141,17 +141,17 @@ class TrainingEnd:
             and not is_continued
         ):
             _COMPLETED_AT.add(checkpoints.directory)
-        self._exit.complete(self._outcome("completed", resume=False))
+        self._stop.complete(self._outcome("completed", resume=False))
 
     def abandon(self) -> None:
         """Drop the training on this rank only; no checkpoint is saved and no outcome is written."""
         self._context.metrics.flush()
         self._context.clock.end()
         self._context.checkpoints.close()
-        self._exit.forget()
+        self._stop.forget()
 
     def _finish(self, request: StopRequest) -> None:
-        self._stop = "pruned" if request.reason == "pruned" else None
+        self._end = "pruned" if request.reason == "pruned" else None
         self._context.flag.clear()
         self._on_finish()
 
@@ -161,13 +161,13 @@ class TrainingEnd:
         Raises:
             SystemExit: always.
         """
-        self._stop = "to be continued"
+        self._end = "to be continued"
         context = self._context
         context.status.phase = "leaving"
         logger.info("stopping at step %d (%s): %s", context.counters.step, reason, self._saves.saved_description())
         context.metrics.flush()
         context.clock.end()
-        self._exit.leave(self._outcome(reason, resume=True), saved=context.checkpoints.has_place)
+        self._stop.leave(self._outcome(reason, resume=True), saved=context.checkpoints.has_place)
 
     def _outcome(self, reason: Reason, *, resume: bool) -> Outcome:
         from hpcaccel.core.rank_records import Outcome
