@@ -100,6 +100,7 @@ def test_cancelled_run_whose_ranks_hang_ends(cluster: Cluster, lease: Lease, tmp
     assert run.ends == [("cancelled", "end")], run.story
 
 
+@pytest.mark.chaos
 def test_preempted_array_task_is_requeued_alone(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     run = Scenario(cluster, tmp_path, nodes=[])
     nodes = lease(3)

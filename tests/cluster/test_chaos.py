@@ -20,7 +20,7 @@ def test_schedule_has_every_kind_of_fault_before_repeating_any() -> None:
     assert schedule(5, seed=4) != names[:5]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_run_survives_three_faults(
     cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path, assert_exact: Callable[..., None]
 ) -> None:

@@ -44,6 +44,7 @@ def test_run_preempted_by_an_urgent_job_is_bit_exact(
     assert_exact(scenario, strategy=strategy)
 
 
+@pytest.mark.chaos
 def test_run_beyond_its_time_limit_is_bit_exact(scenario: Scenario, assert_exact: Exact) -> None:
     # Slurm's warning comes up to a minute early, and its shortest limit is a minute.
     scenario.train("--pause", "2.5", slurm={"time": 2}, resilience={"warning_seconds": 60})

@@ -151,6 +151,7 @@ def test_trials_of_a_cancelled_worker_can_be_continued(cluster: Cluster, lease: 
     assert [sweep.ends(trial)[1:] for trial in (0, 1)] == [[("completed", "end")]] * 2
 
 
+@pytest.mark.chaos
 def test_killed_host_is_restarted_in_the_same_job(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     (node,) = lease(1)
     sweep = Workers(cluster, tmp_path, trials=1)

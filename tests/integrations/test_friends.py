@@ -78,7 +78,7 @@ def train(folder: Path, strategy: str) -> str:
     return json.dumps([asdict(one) for one in ended])
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+@pytest.fixture(scope="module", params=["ddp", pytest.param("fsdp", marks=pytest.mark.chaos)])
 def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Training:
     make = partial(train, strategy=request.param)
     return Training(*made_once(tmp_path_factory, f"friends-training-{request.param}", make))

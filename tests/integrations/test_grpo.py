@@ -45,7 +45,7 @@ def test_page_shows_the_spec_and_lines_of_the_script() -> None:
     assert blocks["python"] in (JOB / "train.py").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_stop_during_a_generation_loses_no_step_and_the_new_server_gets_the_weights(tmp_path: Path) -> None:
     (tmp_path / "scenario").mkdir()
     scenario, released = Scenario(None, tmp_path / "scenario"), tmp_path / "released"
