@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, WithJ
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.environment_fields import EnvironmentSection
-from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, text_list
+from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, section_field, text_list
 from hpcaccel.spec.job.slurm import SlurmSection
 from hpcaccel.spec.loading.canonical import write_yaml
 from hpcaccel.spec.loading.expand import expand
@@ -71,10 +71,8 @@ class ClusterProfile(Section):
     runs_dir: PathText | None = Field(
         default=None, description="Where run directories are created, on a file system shared by all nodes."
     )
-    slurm: SlurmSection = Field(default_factory=SlurmSection, description="Defaults for the spec's slurm section.")
-    environment: EnvironmentSection = Field(
-        default_factory=EnvironmentSection, description="Defaults for the spec's environment section."
-    )
+    slurm: SlurmSection = section_field("Defaults for the spec's slurm section.")
+    environment: EnvironmentSection = section_field("Defaults for the spec's environment section.")
     env: dict[Variable, Text] = Field(
         default_factory=dict,
         description="Environment variables that the site needs in every job, such as NCCL_SOCKET_IFNAME.",

@@ -40,6 +40,7 @@ __all__ = [
     "Word",
     "below",
     "checked_text",
+    "section_field",
     "text_list",
 ]
 
@@ -104,6 +105,12 @@ class Section(BaseModel):
         for key, message in self.conflicts(dict(self)):
             raise PydanticCustomError("conflict", "{key} {message}", {"key": key, "message": message})
         return self
+
+
+def section_field(description: str) -> Any:
+    """The field of a section that may be left out; it then has its defaults. The parent's validator creates them, so
+    that pydantic builds no validator for the section alone."""
+    return Field(default_factory=dict, validate_default=True, description=description)
 
 
 class Inside(ValueError):

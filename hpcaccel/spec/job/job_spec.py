@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, PrivateAttr, Validation
 from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
-from hpcaccel.spec.job.fields import Conflict, Count, PathText, Section, checked_text
+from hpcaccel.spec.job.fields import Conflict, Count, PathText, Section, checked_text, section_field
 from hpcaccel.spec.job.slurm import Resources, SlurmSection, SrunSection
 from hpcaccel.spec.job.training_fields import CheckpointSection, ResilienceSection, RuntimeSection
 from hpcaccel.spec.job.watch_fields import pattern_of
@@ -136,9 +136,7 @@ class ComponentSection(Section):
     """
 
     entrypoint: EntrypointSection = Field(description="The program to run on each node of the component.")
-    slurm: ComponentSlurmSection = Field(
-        default_factory=ComponentSlurmSection, description="The nodes of the component."
-    )
+    slurm: ComponentSlurmSection = section_field("The nodes of the component.")
 
     @classmethod
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
@@ -208,19 +206,16 @@ class JobSpec(Section):
         str, BeforeValidator(_name), WithJsonSchema({"type": ["string", "integer"], "pattern": f"^{_NAME}$"})
     ] = Field(description="A short name, used for the Slurm job and for the directory of its runs.", examples=["gpt"])
     entrypoint: EntrypointSection = Field(description="The program that the ranks run.")
-    slurm: SlurmSection = Field(
-        default_factory=SlurmSection, description="Resources and queue, by sbatch's option names."
-    )
-    srun: SrunSection = Field(default_factory=SrunSection, description="Additional flags for srun.")
+    slurm: SlurmSection = section_field("Resources and queue, by sbatch's option names.")
+    srun: SrunSection = section_field("Additional flags for srun.")
     components: dict[ComponentName, ComponentSection] = Field(
         default_factory=dict,
         description="Additional programs, each on its own nodes, in one heterogeneous Slurm job with the ranks. Every "
         "process gets the nodes of component `data` in HPCACCEL_NODES_DATA and those of the ranks in HPCACCEL_NODES.",
         examples=[{"data": {"entrypoint": {"script": "serve.py"}, "slurm": {"partition": "cpu", "nodes": 2}}}],
     )
-    environment: EnvironmentSection = Field(
-        default_factory=EnvironmentSection,
-        description="Modules, Python environment, setup commands and variables of the ranks.",
+    environment: EnvironmentSection = section_field(
+        "Modules, Python environment, setup commands and variables of the ranks.",
     )
     launcher: Literal["srun", "torchrun"] = Field(
         default="srun",
@@ -236,17 +231,13 @@ class JobSpec(Section):
         "end of a run.",
         examples=[["prepare", "afterany:clean"]],
     )
-    code: CodeSection = Field(default_factory=CodeSection, description="The copy of the code in the run directory.")
+    code: CodeSection = section_field("The copy of the code in the run directory.")
     workdir: PathText | None = Field(
         default=None, description="Working directory of the ranks. Default: the directory in which submit was called."
     )
-    runtime: RuntimeSection = Field(default_factory=RuntimeSection, description="Settings of hpcaccel.Accelerator.")
-    checkpoint: CheckpointSection = Field(
-        default_factory=CheckpointSection, description="When to save and what to start from."
-    )
-    resilience: ResilienceSection = Field(
-        default_factory=ResilienceSection, description="What happens after preemptions and failures."
-    )
+    runtime: RuntimeSection = section_field("Settings of hpcaccel.Accelerator.")
+    checkpoint: CheckpointSection = section_field("When to save and what to start from.")
+    resilience: ResilienceSection = section_field("What happens after preemptions and failures.")
 
     _source: Path | None = PrivateAttr(default=None)
 

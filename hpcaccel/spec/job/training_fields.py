@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from hpcaccel.spec.job.fields import (
     Conflict,
@@ -17,11 +17,12 @@ from hpcaccel.spec.job.fields import (
     Section,
     Seed,
     Word,
+    section_field,
     text_list,
 )
 from hpcaccel.spec.job.watch_fields import PresetName, WatchSection, watch_setting
 
-__all__ = ["CheckpointSection", "FsdpSection", "ResilienceSection", "RuntimeSection"]
+__all__ = ["CheckpointSection", "DeepSpeedSection", "FsdpSection", "ResilienceSection", "RuntimeSection"]
 
 
 class FsdpSection(Section):
@@ -53,12 +54,43 @@ class FsdpSection(Section):
     )
 
 
+def _zero_stage(value: int) -> int:
+    if value > 3:
+        raise ValueError("must be 0, 1, 2 or 3")
+    return value
+
+
+class DeepSpeedSection(Section):
+    """Settings of strategy deepspeed. DeepSpeed must be installed in the Python environment of the ranks."""
+
+    config_file: PathText | None = Field(
+        default=None,
+        description="DeepSpeed's JSON file, relative to the program's working directory. Its values override the other "
+        'settings of this section, which replace its values "auto".',
+    )
+    zero_stage: Annotated[Natural, AfterValidator(_zero_stage)] | None = Field(
+        default=None,
+        description="What is sharded over the ranks. 1: optimizer states; 2: gradients, too; 3: parameters, too; 0: "
+        "nothing. Default: 2, or as in config_file.",
+    )
+    gradient_clipping: Positive | None = Field(
+        default=None, description="Largest norm of the gradients. Default: 1, or as in config_file."
+    )
+    offload_optimizer: Literal["none", "cpu", "nvme"] | None = Field(
+        default=None, description="Where optimizer states are stored, if not on the GPU."
+    )
+    offload_params: Literal["none", "cpu", "nvme"] | None = Field(
+        default=None, description="Where parameters are stored, if not on the GPU (stage 3)."
+    )
+
+
 class RuntimeSection(Section):
     """Settings of hpcaccel.Accelerator. Except for ``stop``, they have no effect on programs that do not use it."""
 
-    strategy: Literal["ddp", "fsdp"] = Field(
+    strategy: Literal["ddp", "fsdp", "deepspeed"] = Field(
         default="ddp",
-        description="ddp: every rank has the whole model. fsdp: the model is sharded over the ranks (FSDP2).",
+        description="ddp: every rank has the whole model. fsdp: the model is sharded over the ranks (FSDP2). "
+        "deepspeed: DeepSpeed's engine shards and steps.",
     )
     mixed_precision: Literal["no", "fp16", "bf16", "fp8"] = Field(
         default="no",
@@ -116,7 +148,8 @@ class RuntimeSection(Section):
         description="How long rank 0 waits in save_state for missing ranks before it saves without them, for example "
         "if the script calls save_state on the main process only.",
     )
-    fsdp: FsdpSection = Field(default_factory=FsdpSection, description="Settings of strategy fsdp.")
+    fsdp: FsdpSection = section_field("Settings of strategy fsdp.")
+    deepspeed: DeepSpeedSection = section_field("Settings of strategy deepspeed.")
 
 
 def _resume(value: Any) -> Any:

@@ -116,6 +116,9 @@ def _without_empty(value: Any, section: type[BaseModel]) -> Any:
 
 
 def _default(field: FieldInfo) -> Any:
+    section = section_of(field.annotation)
+    if section is not None and field.default_factory is not None:
+        return section()
     return field.get_default(call_default_factory=True)
 
 
