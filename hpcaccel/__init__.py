@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcaccel.errors import HpcaccelError as HpcaccelError
     from hpcaccel.runtime.accelerator import Accelerator as Accelerator
-    from hpcaccel.runtime.checkpointing.load_model import load_checkpoint_in_model as load_checkpoint_in_model
+    from hpcaccel.runtime.batch_inference.results_file import ResultsFile as ResultsFile
+    from hpcaccel.runtime.checkpointing.mapped_load import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
+    from hpcaccel.runtime.checkpointing.mapped_load import load_checkpoint_in_model as load_checkpoint_in_model
     from hpcaccel.runtime.checkpointing.sharded_load import load_sharded as load_sharded
     from hpcaccel.runtime.compat.availability import is_rich_available as is_rich_available
     from hpcaccel.runtime.compat.out_of_memory import find_executable_batch_size as find_executable_batch_size
     from hpcaccel.runtime.data.batch_samplers import skip_first_batches as skip_first_batches
     from hpcaccel.runtime.data.permutation import PermutationSampler as PermutationSampler
+    from hpcaccel.runtime.deepspeed.plugin import DeepSpeedPlugin as DeepSpeedPlugin
     from hpcaccel.runtime.distributed.collectives.functions import broadcast as broadcast
     from hpcaccel.runtime.distributed.collectives.functions import broadcast_object_list as broadcast_object_list
     from hpcaccel.runtime.distributed.collectives.functions import gather as gather
@@ -51,6 +54,11 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from hpcaccel.runtime.local_launch import debug_launcher as debug_launcher
     from hpcaccel.runtime.local_launch import notebook_launcher as notebook_launcher
+    from hpcaccel.runtime.offload.device_map import infer_auto_device_map as infer_auto_device_map
+    from hpcaccel.runtime.offload.dispatch import cpu_offload as cpu_offload
+    from hpcaccel.runtime.offload.dispatch import cpu_offload_with_hook as cpu_offload_with_hook
+    from hpcaccel.runtime.offload.dispatch import disk_offload as disk_offload
+    from hpcaccel.runtime.offload.dispatch import dispatch_model as dispatch_model
     from hpcaccel.runtime.parallel.meta_device import init_empty_weights as init_empty_weights
     from hpcaccel.runtime.parallel.meta_device import init_on_device as init_on_device
     from hpcaccel.runtime.rank_logger import get_logger as get_logger
@@ -94,6 +102,7 @@ _NAMES = {
     # In any Python program that a run starts
     "hpcaccel.runtime.script_api": "log should_stop",
     "hpcaccel.runtime.training.stop_gate": "StopGate stop_gate",
+    "hpcaccel.runtime.batch_inference.results_file": "ResultsFile",
     # Settings
     "hpcaccel.runtime.handlers": """
         AORecipeKwargs AutocastKwargs DataLoaderConfiguration DistributedDataParallelKwargs
@@ -101,6 +110,7 @@ _NAMES = {
         InitProcessGroupKwargs MSAMPRecipeKwargs ParallelismConfig ProfileKwargs
         ProjectConfiguration TERecipeKwargs TorchDynamoPlugin TorchTensorParallelConfig
         TorchTensorParallelPlugin""",
+    "hpcaccel.runtime.deepspeed.plugin": "DeepSpeedPlugin",
     "hpcaccel.runtime.enums": """
         DDPCommunicationHookType DistributedType DynamoBackend LoggerType PrecisionType RNGType""",
     # Data
@@ -108,7 +118,9 @@ _NAMES = {
     "hpcaccel.runtime.data.batch_samplers": "skip_first_batches",
     # Models
     "hpcaccel.runtime.parallel.meta_device": "init_empty_weights init_on_device",
-    "hpcaccel.runtime.checkpointing.load_model": "load_checkpoint_in_model",
+    "hpcaccel.runtime.checkpointing.mapped_load": "load_checkpoint_and_dispatch load_checkpoint_in_model",
+    "hpcaccel.runtime.offload.device_map": "infer_auto_device_map",
+    "hpcaccel.runtime.offload.dispatch": "cpu_offload cpu_offload_with_hook disk_offload dispatch_model",
     "hpcaccel.runtime.checkpointing.sharded_load": "load_sharded",
     # Collectives and random generators
     "hpcaccel.runtime.distributed.collectives.functions": """
@@ -134,10 +146,7 @@ _PAGES = (
 )  # fmt: skip
 """Modules under Accelerate's import paths. They are also attributes of this package."""
 
-_ABSENT = (
-    "DeepSpeedPlugin", "cpu_offload", "cpu_offload_with_hook", "disk_offload", "dispatch_model",
-    "infer_auto_device_map", "load_checkpoint_and_dispatch", "prepare_pippy", "rich",
-)  # fmt: skip
+_ABSENT = ("prepare_pippy", "rich")
 """Names that Accelerate exports and hpcaccel does not support. Accessing one raises an error that gives the reason."""
 
 _EXTRA = {"numpy": "train", "torch": "train"}

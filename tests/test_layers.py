@@ -20,7 +20,7 @@ PAGES = [
 ]  # fmt: skip
 """Accelerate's import paths: modules that only re-export names of the runtime."""
 ROWS = {
-    "login": ["spec", "render", "submission", "sweeps", "view", "cli"],
+    "login": ["spec", "render", "submission", "sweeps", "launch", "view", "cli"],
     "batch step": ["node"],
     "rank": ["checkpoint", "runtime", "integrations"],
 }
@@ -32,8 +32,9 @@ LIBRARIES = {
     "integrations": frozenset({"torch"}),
     "spec": frozenset({"pydantic", "pydantic_core", "yaml"}),
     "render": frozenset({"pydantic", "jinja2", "markupsafe", "yaml"}),
-    "submission": frozenset({"pydantic", "jinja2", "yaml", "submitit", "cloudpickle", "rich"}),
+    "submission": frozenset({"pydantic", "jinja2", "yaml", "submitit", "cloudpickle", "rich", "matplotlib"}),
     "sweeps": frozenset({"pydantic", "yaml", "optuna", "scipy"}),
+    "launch": frozenset({"yaml", "questionary"}),
     "view": frozenset({"pydantic", "rich", "jinja2", "matplotlib"}),
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),
 }
@@ -48,9 +49,13 @@ TRAINERS = {
 }
 """Packages that a module of ``integrations`` may import: its own trainer's, so that it works without the others."""
 TRAINER_BRIDGE = "submission/entrypoint/trainer_bridge/sitecustomize.py"
-RANK_PROGRAMS = {"node/failures/preflight_program.py", "node/torchrun_program.py", TRAINER_BRIDGE}
+RANK_PROGRAMS = {
+    "node/failures/preflight_program.py", "node/torchrun_program.py", "launch/torch_program.py",
+    "launch/parameter_program.py", "launch/elastic_agent.py", "launch/tpu_program.py", TRAINER_BRIDGE,
+}  # fmt: skip
 """Programs that run in the ranks' Python and not where they are stored. Nothing imports them."""
 OPTIONAL = {
+    "deepspeed", "transformers",
     "safetensors", "torchao", "torchdata", "tqdm", "transformer_engine", "aim", "clearml", "comet_ml", "dvclive",
     "matplotlib", "mlflow", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
 }  # fmt: skip
@@ -126,16 +131,20 @@ RUNTIME = {
     "rng": ["rng"],
     "health": ["health"],
     "parallel": ["parallel"],
+    "offload": ["offload"],
     "checkpointing": ["checkpointing"],
     "data": ["data"],
     "training": ["training"],
     "tracking": ["tracking"],
+    "deepspeed": ["deepspeed"],
     "session": ["training_session"],
     "states": ["states"],
+    "batch inference": ["batch_inference"],
     "accelerator": [
-        "accelerator", "accelerator_mixins", "accelerator_setup", "local_launch", "model_preparation", "preparation",
-        "save_state", "script_api",
+        "accelerator", "accelerator_mixins", "accelerator_setup", "forked_ranks", "local_launch", "model_preparation",
+        "notebook_cells", "preparation", "rank_output", "save_state", "script_api",
     ],
+    "self-test": ["selftest"],
 }  # fmt: skip
 """Rows of folders and modules inside ``runtime``: each imports from its row and those above. ``compat`` is exempt."""
 
@@ -245,7 +254,7 @@ def test_file_imports_only_what_its_subpackage_may_import(room: str, path: Path)
         elif top not in sys.stdlib_module_names:
             allowed = LIBRARIES.get(room, frozenset()) | ALLOWED_ELSEWHERE.get((room, path.parent.name), set())
             optional = room == "runtime" and top in OPTIONAL and top not in at_the_top(path)
-            in_ranks = top == "torch" and path.relative_to(PACKAGE).as_posix() in RANK_PROGRAMS
+            in_ranks = top in ("torch", "torch_xla") and path.relative_to(PACKAGE).as_posix() in RANK_PROGRAMS
             trainer = room == "integrations" and top in TRAINERS.get(path.stem, set())
             assert top in allowed or optional or in_ranks or trainer, f"{path} imports {name}"
 

@@ -199,7 +199,7 @@ def adopt(extra: Path, temporary: Path) -> None:
 def has_adopted(path: Path) -> bool:
     """Whether a checkpoint contains files from ``adopt``."""
     written = (checkpoint_files.read_manifest(path) or {}).get("files", ())
-    own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *written}
+    own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *(name.partition("/")[0] for name in written)}
     return any(entry.name not in own for entry in path.iterdir())
 
 

@@ -105,7 +105,7 @@ class CheckpointEngine:
             fill: called on every rank that takes part. Its argument is a new directory, the same on all ranks, whose
                 content becomes part of the checkpoint. ``fill`` may set ``state.without``; rank 0's value is used.
             background: return as soon as ``state`` is copied; see ``in_flight``, ``progress`` and ``settle``. Ignored
-                with ``fill`` or ``missing``, and if memory for the copy or a writer process is lacking.
+                with ``fill``, ``missing`` or attached files, and if memory for the copy or a writer process is lacking.
 
         Returns:
             The directory of the checkpoint, committed or in flight.
@@ -148,7 +148,7 @@ class CheckpointEngine:
         self._wait_for_deletion()  # the save may need the space
         if ranks.first(save.what, lambda: self._branch.make_way(paths, alone=alone)):
             return paths.final
-        background = background and not alone and fill is None
+        background = background and not alone and fill is None and state.attached is None
         pending = PendingSave(save.what, paths, facts["reason"], begun)
         with save.removed_on_error():
             plan, planner = save.plan(PlanCache() if alone else self._plans, background=background)

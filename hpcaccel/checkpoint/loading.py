@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint.attached_files import check_attached
 from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.manifest_writer import Index, processor
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
@@ -178,6 +179,7 @@ def load_checkpoint(ranks: CheckpointRanks, path: Path, state: TrainingState) ->
     """Restore ``state`` from ``path``, all ranks together; see ``CheckpointEngine.load``."""
     what = f"checkpoint {path} cannot be loaded"
     content, index_text, tree_text = ranks.first(what, lambda: _open(path))
+    check_attached(ranks, what, state.attached, path, content)
     index = Index.from_json(index_text)
     reader = ShardReader(path, index)
     sources = rank_sources(content, world_size=ranks.world_size, tensor=state.mesh.get("tensor", 1))
@@ -198,6 +200,8 @@ def load_checkpoint(ranks: CheckpointRanks, path: Path, state: TrainingState) ->
 
     _read_tensors(ranks, reader, what=what, targets=targets)
     per_rank = ranks.run(what, apply)
+    if (attached := state.attached) is not None:
+        ranks.run(what, lambda: attached.load(path))
     differences = _differences(content, world_size=ranks.world_size, mesh=state.mesh)
     exact = content["guarantee"] == "bit-exact" and not differences
     guarantee: Guarantee = "bit-exact" if exact else "state-exact"

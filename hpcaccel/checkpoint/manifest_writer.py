@@ -138,9 +138,12 @@ def describe(**facts: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def processor() -> str:
-    """The name of the GPU, or of the CPU if there is no GPU. A bit-exact resume needs the same processor."""
+    """The name of the GPU or other accelerator, else of the CPU. A bit-exact resume needs the same processor."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
+    if (device := torch.accelerator.current_accelerator(check_available=True)) is not None:
+        module: Any = torch.get_device_module(device)
+        return str(module.get_device_name()) if hasattr(module, "get_device_name") else device.type
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

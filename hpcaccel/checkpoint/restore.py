@@ -197,15 +197,16 @@ def _add_tied(here: dict[str, Any], saved: dict[str, Any]) -> None:
 
 
 def _place(value: Any) -> Any:
-    """Address and shape of a tensor, equal for tied tensors; None for a tensor without memory."""
-    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+    """Address and shape of a tensor, equal for tied tensors; None for a tensor without memory or address."""
+    if not isinstance(value, torch.Tensor) or value.device.type in ("meta", "xla"):
         return None
     local = value.to_local() if isinstance(value, DTensor) else value
     return (local.data_ptr(), tuple(value.shape)) if local.numel() else None
 
 
 def _device(kind: str) -> torch.device:
-    """The current CUDA device if ``kind`` is ``cuda`` and there is one, else the CPU."""
-    if kind == "cuda" and torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+    """The current device of this kind if there is one, else the CPU."""
+    module: Any = getattr(torch, kind, None)
+    if kind == "cpu" or module is None or not getattr(module, "is_available", bool)():
+        return torch.device("cpu")
+    return torch.device(kind, module.current_device()) if hasattr(module, "current_device") else torch.device(kind)

@@ -10,10 +10,13 @@ from shutil import rmtree
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
+from hpcaccel.checkpoint.attached_files import write_attached
+from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.dcp_storage import ShardWriter, stored_lengths, tensor_of
 from hpcaccel.checkpoint.loading import quarantine, set_aside
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
@@ -124,6 +127,8 @@ class SaveOperation:
         self._state = state
         self._facts = facts
         self._fill = fill
+        self._attached: list[WrittenFile] = []
+        """The files of another library, see ``TrainingState.attached``."""
 
     @contextmanager
     def removed_on_error(self) -> Iterator[None]:
@@ -136,10 +141,10 @@ class SaveOperation:
             raise
 
     def plan(self, plans: PlanCache, *, background: bool) -> tuple[AgreedPlan, DefaultSavePlanner]:
-        """Call ``fill``, agree on a plan, and create the temporary directory and, for a background save, the results
-        folder."""
-        if self._fill is not None:
-            self._run_fill(self._fill)
+        """Call ``fill``, write attached files, agree on a plan, and create the temporary directory and, for a
+        background save, the results folder."""
+        if self._has_extra:
+            self._write_extra()
         first = self._ranks.first(self.what, lambda: FirstRank.of(self._state)) if self._ranks.world_size > 1 else None
 
         def begin() -> None:
@@ -163,12 +168,14 @@ class SaveOperation:
         Raises:
             CheckpointError: on all ranks, if anything failed on any of them.
         """
-        writer = ShardWriter(self.paths.temporary, rank=self._ranks.rank, facts=self._facts, memory=memory)
+        facts = {**self._facts, "attached": [file.file for file in self._attached]} if self._attached else self._facts
+        writer = ShardWriter(self.paths.temporary, rank=self._ranks.rank, facts=facts, memory=memory)
 
         def gathered(results: list[list[WriteResult]]) -> None:
-            writer.finish(plan.metadata, results)
+            attached = [WriteResult(MetadataIndex(file.file), file.bytes, file) for file in self._attached]
+            writer.finish(plan.metadata, [*results, attached])
             rmtree(self.paths.results, ignore_errors=True)
-            if self._fill is not None:
+            if self._has_extra:
                 commit.adopt(self.paths.extra, self.paths.temporary)
             commit.publish(self.paths.temporary, self.paths.final)
 
@@ -195,10 +202,19 @@ class SaveOperation:
             order |= {"files": len(files), "facts": facts, "retention": retention}
         return order
 
-    def _run_fill(self, fill: Callable[[Path], None]) -> None:
-        self._ranks.first(self.what, lambda: commit.begin(self.paths.extra))
-        self._ranks.run(self.what, lambda: fill(self.paths.extra))
-        self._state.without = self._ranks.broadcast(self._state.without)
+    @property
+    def _has_extra(self) -> bool:
+        """Whether files are written that the checkpoint adopts: by ``fill``, or by another library."""
+        return self._fill is not None or self._state.attached is not None
+
+    def _write_extra(self) -> None:
+        extra, fill = self.paths.extra, self._fill
+        self._ranks.first(self.what, lambda: commit.begin(extra))
+        if fill is not None:
+            self._ranks.run(self.what, lambda: fill(extra))
+            self._state.without = self._ranks.broadcast(self._state.without)
+        if self._state.attached is not None:
+            self._attached = write_attached(self._ranks, self.what, self._state.attached, extra)
 
 
 def remove_unfinished(paths: SavePaths) -> None:

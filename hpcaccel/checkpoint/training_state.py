@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -21,7 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from hpcaccel.checkpoint.device_generator import device_generator
 from hpcaccel.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hpcaccel.checkpoint.attached_files import AttachedFiles
 
 __all__ = [
     "SHARED_TREE",
@@ -66,6 +70,7 @@ class TrainingState:
         mesh: layout of the ranks, equal on all of them: ``strategy``, and the sizes of the dimensions ``replicate``,
             ``shard`` and ``tensor``; empty if unknown.
         without: positions of the models whose weights and buffers a hook saves or loads; equal on all ranks.
+        attached: state that another library writes to and reads from files of its own; None if there is none.
     """
 
     models: list[nn.Module] = field(default_factory=list)
@@ -76,6 +81,7 @@ class TrainingState:
     per_rank: dict[str, Any] = field(default_factory=dict)
     mesh: dict[str, Any] = field(default_factory=dict)
     without: frozenset[int] = frozenset()
+    attached: AttachedFiles | None = None
 
 
 def rank_tree(rank: int) -> str:
@@ -129,10 +135,10 @@ def parameter_names(models: Iterable[nn.Module]) -> dict[nn.Parameter, str]:
 
 
 def capture_rng(device: torch.device | str | None = None) -> dict[str, Any]:
-    """State of this process's random generators: Python, numpy (if imported), torch's CPU and CUDA generators.
+    """State of this process's random generators: Python, numpy (if imported), torch's for the CPU and the device.
 
     Args:
-        device: this rank's device; its generator is captured if it is a CUDA device.
+        device: this rank's device. The state of its generator is stored under its kind, such as ``cuda``.
     """
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
@@ -142,8 +148,8 @@ def capture_rng(device: torch.device | str | None = None) -> dict[str, Any]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         state["numpy"] = numpy.random.get_state(legacy=False)
-    if device is not None and torch.device(device).type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    if device is not None and (generator := device_generator(device)) is not None:
+        state[torch.device(device).type] = generator[0]()
     return state
 
 
@@ -161,8 +167,9 @@ def restore_rng(state: dict[str, Any], device: torch.device | str | None = None)
         import numpy as np
 
         np.random.set_state(state["numpy"])
-    if "cuda" in state and device is not None and torch.device(device).type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+    generator = device_generator(device)
+    if device is not None and generator is not None and (kind := torch.device(device).type) in state:
+        generator[1](state[kind].cpu())
 
 
 def fresh_rng(seed: int, device: torch.device | str | None = None) -> dict[str, Any]:

@@ -40,6 +40,8 @@ _MAPPINGS: dict[type, str] = {
     collections.Counter: "counter",
     collections.defaultdict: "default_dict",
 }
+_TENSORS: set[type] = {torch.Tensor, torch.nn.Parameter, DTensor}
+"""Types of tensors that are saved. Other subclasses of Tensor have state that would be lost."""
 _SEQUENCES: dict[type, str] = {
     tuple: "tuple",
     set: "set",
@@ -178,7 +180,7 @@ class _Packer:
         return {TYPE: kind, "key": self._store(torch.frombuffer(bytearray(value), dtype=torch.uint8), path)}
 
     def _tensor(self, value: torch.Tensor, path: str) -> Any:
-        if type(value) not in (torch.Tensor, torch.nn.Parameter, DTensor):
+        if type(value) not in _TENSORS:
             raise _unsupported(value, path)
         if value.layout is not torch.strided or value.is_quantized:
             raise CheckpointError(

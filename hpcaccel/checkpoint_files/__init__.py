@@ -87,7 +87,7 @@ class SavePaths:
 
     @property
     def extra(self) -> Path:
-        """Directory that the script's hooks write to before the save begins."""
+        """Directory that the script's hooks and other libraries write to before the save begins."""
         return self._temporary(".extra")
 
     def _temporary(self, kind: str) -> Path:

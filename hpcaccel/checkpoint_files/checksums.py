@@ -108,7 +108,8 @@ def verify_ours(path: Path, on_progress: OnProgress = lambda done, total: None) 
         spans = list(_spans(contents))
     report.problems += check_spans(path, spans, on_progress)
     report.bytes = sum(span.length for span in spans) + manifest["files"].get(sealed.INDEX, {}).get("bytes", 0)
-    own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *manifest["files"]}
+    listed = (name.partition("/")[0] for name in manifest["files"])
+    own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *listed}
     if extra := sorted(entry.name for entry in path.iterdir() if entry.name not in own):
         report.notes.append(f"saved by the script, without CRCs: {', '.join(extra)}")
     return report

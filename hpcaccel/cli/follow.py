@@ -32,10 +32,10 @@ def follow_to_the_end(run: RunDir, *, json: bool) -> NoReturn:
         typer.Exit: always. The exit code is 0 if the run completed or was pruned, 1 if it failed or was lost, 85 if it
             paused, 130 if it was cancelled. After Ctrl-C the exit code is also 130, and the run continues.
     """
-    from hpcaccel.view.progress import display, follow
+    from hpcaccel.submission.runs.progress_display import display, follow
+    from hpcaccel.submission.runs.watch import BackgroundQuery, Watcher
     from hpcaccel.view.run_overview import overview
     from hpcaccel.view.run_tables import summary
-    from hpcaccel.view.watch import BackgroundQuery, Watcher
 
     try:
         with display() as shown:

@@ -17,7 +17,23 @@ from typer.core import TyperGroup
 from typer.models import CommandInfo, TyperInfo
 
 import hpcaccel
-from hpcaccel.cli import checkpoint, cluster, init, plan, ranks, run, runs, spec, steer, submit, sweep
+from hpcaccel.cli import (
+    checkpoint,
+    cluster,
+    config,
+    estimate_memory,
+    init,
+    launch,
+    plan,
+    ranks,
+    run,
+    runs,
+    selftest,
+    spec,
+    steer,
+    submit,
+    sweep,
+)
 from hpcaccel.cli.output import EXIT_INTERRUPTED, note, os_error_message, show_message
 from hpcaccel.cli.remote import server
 from hpcaccel.cli.remote.forward import COMMAND_LINE, Effect, forwarded
@@ -116,7 +132,7 @@ class Program(typer.Typer):
 
     def _reduced_for(self, command_line: Sequence[str]) -> Program:
         """A copy with the one command that is named; for the help page, with all commands without their parameters."""
-        if COMPLETION_VARIABLE in os.environ:
+        if COMPLETION_VARIABLE in os.environ or list(command_line[:1]) == ["answer"]:  # it runs the other commands
             return self
         reduced = copy(self)
         if not command_line or list(command_line) in (["--help"], ["-h"]):
@@ -176,8 +192,10 @@ for command in (
     submit.submit,
     run.run,
     ranks.logs,
+    runs.plot,
     steer.pull,
     ranks.shell,
+    config.env,
 ):
     app.command(command.__name__.rstrip("_"))(command)
 
@@ -198,8 +216,12 @@ for function, effect in _EFFECTS.items():
     name = function.__name__.rstrip("_")
     app.command(name)(forwarded([name], function, effect=effect))
 
+app.command("launch", cls=launch.LaunchCommand)(launch.launch)
+app.command("test")(selftest.selftest)
+app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("answer", hidden=True)(server.answer)
 
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(sweep.app, name="sweep")
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(config.app, name="config")

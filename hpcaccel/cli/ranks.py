@@ -45,8 +45,8 @@ def logs(
     """Show the output of a run."""
     if logs_there(run, rank=rank, attempt=attempt, follow=follow):
         return
+    from hpcaccel.submission.runs.watch import BackgroundQuery
     from hpcaccel.view.log_reader import Logs, copy_logs
-    from hpcaccel.view.watch import BackgroundQuery
 
     found = one_run(find(run) if run is not None else latest()).dir
     wanted = Logs(found, rank=rank, attempt=attempt)
@@ -66,8 +66,8 @@ def stream_logs(request: Mapping[str, Any], write: Callable[[bytes, dict[str, An
     Returns:
         A message for the user if the requested log is empty or does not exist; otherwise an empty string.
     """
+    from hpcaccel.submission.runs.watch import BackgroundQuery
     from hpcaccel.view.log_reader import LOOK_SECONDS, Logs
-    from hpcaccel.view.watch import BackgroundQuery
 
     found = one_run(find(request["run"]) if request["run"] is not None else latest()).dir
     wanted = Logs(found, rank=request["rank"], attempt=request["attempt"])
@@ -226,7 +226,7 @@ def _on_this_machine(run: Run, node: str | None) -> None:
 
 def _on_a_node(run: Run, node: str | None) -> None:
     from hpcaccel.slurm.commands import Slurm
-    from hpcaccel.view.attempts import read_attempts
+    from hpcaccel.submission.runs.attempts import read_attempts
 
     now = run.status()
     if now.state not in ("starting", "running", "stopping"):

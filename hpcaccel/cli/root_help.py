@@ -10,11 +10,12 @@ from typer.core import TyperGroup
 __all__ = ["GROUPS", "NOT_OURS", "WholeSummaries", "write_commands", "write_examples"]
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Submit": ("init", "schema", "validate", "render", "plan", "submit", "run"),
-    "Watch": ("status", "list", "logs", "wait", "explain", "report", "stacks", "shell"),
+    "Submit": ("init", "schema", "validate", "render", "plan", "estimate-memory", "submit", "run"),
+    "Launch": ("launch", "config", "env"),
+    "Watch": ("status", "list", "logs", "wait", "explain", "report", "plot", "stacks", "shell"),
     "Steer": ("stop", "save", "resume", "cancel", "pull", "clean"),
     "Sweep": ("sweep",),
-    "Cluster": ("cluster",),
+    "Cluster": ("cluster", "test"),
     "Checkpoint": ("checkpoint",),
 }
 
@@ -34,14 +35,7 @@ EXAMPLES = (
 )
 
 NOT_OURS: Mapping[str, str] = {
-    "launch": "ranks are started by `hpcaccel submit job.yaml`, by `hpcaccel run job.yaml` inside an allocation, by "
-    "srun or by torchrun. `hpcaccel submit job.yaml --cluster local` trains on this machine",
-    "config": "no configuration is needed: `hpcaccel init train.py` writes a spec file, and "
-    "`hpcaccel cluster add NAME` a cluster profile",
-    "test": "`hpcaccel submit job.yaml --debug` submits a short job on one node, and `hpcaccel validate job.yaml "
-    "--live` checks a spec against the cluster",
-    "env": "`hpcaccel --version` prints the version, and `hpcaccel cluster show NAME` the facts about a cluster; the "
-    "package versions of a run are in its record.json",
+    "merge-weights": "`hpcaccel checkpoint convert SRC DST --to safetensors` merges a sharded checkpoint's weights",
 }
 """Accelerate's commands that hpcaccel does not have, each with what to use instead."""
 

@@ -1,7 +1,8 @@
-"""``status``, ``list``, ``wait``, ``explain``, ``report``: the state of runs."""
+"""``status``, ``list``, ``wait``, ``explain``, ``report``, ``plot``: the state of runs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from hpcaccel.cli.follow import follow_to_the_end, watch_status
 from hpcaccel.cli.options import Cluster, Json, RunName
 from hpcaccel.cli.output import note, print_json
+from hpcaccel.cli.remote.remote_commands import plot_there
+from hpcaccel.cli.remote.target_cluster import cluster_of_run
 from hpcaccel.cli.run_names import as_sweep, find, one_run
 from hpcaccel.cli.sweep_messages import follow_sweep, note_outdated, show_sweep
 from hpcaccel.errors import UserError
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
     from hpcaccel.submission.runs.explain import Explanation
     from hpcaccel.submission.runs.run_handle import AnyRun
 
-__all__ = ["explain", "list_", "report", "status", "wait"]
+__all__ = ["explain", "list_", "plot", "report", "status", "wait"]
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def status(
@@ -162,3 +167,34 @@ def report(run: RunName, json: Json = False) -> None:
     from hpcaccel.view.report_table import print_report
 
     print_report(measured)
+
+
+def plot(
+    run: RunName,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", metavar="NAME", help="A metric; repeat it for more. Default: loss.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="The file to write: .png, .svg or .pdf.")
+    ] = Path("run.png"),
+) -> None:
+    """Plot the metrics of a run to a file.
+
+    Marks where each attempt resumed, and why the one before it had ended.
+    """
+    if out.suffix not in PICTURES:
+        raise UserError(f"--out {str(out)!r} does not have a supported suffix (allowed: {', '.join(PICTURES)})")
+    if (there := cluster_of_run(run)) is not None:
+        names = [word for name in metric or () for word in ("--metric", name)]
+        plot_there(there[0], ["plot", there[1], *names], out)
+    import io
+
+    from hpcaccel.core.durable_files import atomic_write
+
+    out = out.expanduser().absolute()
+    if not out.parent.is_dir():
+        raise UserError(f"the directory {out.parent} does not exist")
+    picture = io.BytesIO()
+    one_run(find(run)).plot(metric or None).savefig(picture, format=out.suffix[1:])
+    atomic_write(out, picture.getvalue())
+    typer.echo(str(out))

@@ -177,7 +177,7 @@ def plot(
     Parallel coordinates, history, learning curves, rungs, importances.
     """
     if (found := cluster_of_run(sweep, only_sweeps=True)) is not None:
-        plot_there(*found, out)
+        plot_there(found[0], ["sweep", "plot", found[1]], out)
     from hpcaccel.view.sweep_plot import write_plot
 
     typer.echo(str(write_plot(_find(sweep), out)))

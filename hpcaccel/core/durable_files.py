@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -26,6 +27,7 @@ __all__ = [
     "append_bytes",
     "append_line",
     "atomic_write",
+    "atomic_writer",
     "fsync_directory",
     "json_line",
     "lock_file",
@@ -60,12 +62,19 @@ def fsync_directory(path: Path) -> None:
 def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, sync: bool = True) -> None:
     """Replace the content of ``path`` so that a reader sees either the old or the new content. With ``sync``, this also
     holds after a machine crash."""
-    data = content.encode() if isinstance(content, str) else content
+    with atomic_writer(path, mode=mode, sync=sync) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_writer(path: Path, *, mode: int = FILE_MODE, sync: bool = True) -> Iterator[IO[bytes]]:
+    """Context manager (``with ... as file``) that replaces ``path`` at its end, as ``atomic_write`` does, with what was
+    written to ``file``. After an exception, ``path`` is unchanged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(fd, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())

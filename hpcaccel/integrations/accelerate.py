@@ -31,10 +31,8 @@ from torch.optim import Optimizer
 
 from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import settings
+from hpcaccel.integrations import StepsBetweenBatches
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
-from hpcaccel.runtime.script_api import log
-from hpcaccel.runtime.training.stop_gate import StopGate, stop_gate
 
 __all__ = ["add_stop_gate", "newest_checkpoint"]
 
@@ -79,58 +77,39 @@ def add_stop_gate(
     global _hook
     if _hook is not None:
         raise RuntimeMisuse("add_stop_gate(): this process already has a stop gate. Call it once, for one Accelerator")
-    gate = None if settings.locate(None).run is None else stop_gate()
-    _hook = _StepHook(accelerator, gate, Path(output_dir), name, total_steps, save)
+    _hook = _StepHook(accelerator, output_dir, name, total_steps, save)
 
 
-class _StepHook:
-    """Counts the optimizer steps of one Accelerator, and reports them to the gate between two batches.
-
-    Replaces ``save_state``, ``load_state`` and ``log`` of the Accelerator.
-    """
+class _StepHook(StepsBetweenBatches):
+    """Counts the optimizer steps of one Accelerator. Replaces its ``save_state``, ``load_state`` and ``log``."""
 
     def __init__(
         self,
         accelerator: Accelerator,
-        gate: StopGate | None,
-        output_dir: Path,
+        output_dir: str | os.PathLike[str],
         name: str,
         total_steps: int | None,
         save: Callable[[str], Any] | None,
     ) -> None:
-        self._accelerator, self._gate = accelerator, gate
-        self._output_dir, self._name, self._total_steps = output_dir, name, total_steps
+        super().__init__(output_dir, name, total_steps)
+        self._accelerator = accelerator
         self._save_state, self._load_state, self._log = accelerator.save_state, accelerator.load_state, accelerator.log
         self._save = save or self.save_state
-        self._step = 0
-        self._stepped = False
-        self._begun = False
         self._hooked: set[int] = set()
-        self._trained: set[int] = set()
-        """Ids of the datasets whose batches optimizer steps have followed."""
         accelerator.__dict__.update(save_state=self.save_state, load_state=self.load_state, log=self.log)
 
-    @property
-    def finishing(self) -> bool:
-        return self._gate is not None and self._gate.should_finish
-
-    @property
-    def _done(self) -> int:
-        """Number of optimizer steps done, with the one since the last batch, which is not reported yet."""
-        return self._step + self._stepped
-
-    # -- replaced methods of the Accelerator -----------------------------------------------------------------------
+    def save(self, path: str) -> None:
+        self._save(path)
 
     def save_state(self, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
-        gate = self._gate
-        if gate is not None:
-            gate.phase = "saving"
+        if self.gate is not None:
+            self.gate.phase = "saving"
         path = self._save_state(output_dir, *args, **kwargs)
         self._accelerator.wait_for_everyone()
         if self._accelerator.is_main_process and path is not None:
-            write_json(Path(path) / STEP_FILE, {"step": self._done})
-        if gate is not None:
-            gate.phase = "training"
+            write_json(Path(path) / STEP_FILE, {"step": self.done})
+        if self.gate is not None:
+            self.gate.phase = "training"
         return path
 
     def load_state(self, input_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -139,31 +118,16 @@ class _StepHook:
         if step is None:
             logger.warning("%s has no %s: its optimizer steps count from 0", input_dir, STEP_FILE)
         else:
-            self._step = int(step)
-            self._begin(checkpoint=str(input_dir))
+            self.loaded(int(step), str(input_dir))
         return found
 
     def log(self, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        if numbers and self._gate is not None:
-            log(numbers, step=self._done if step is None else step)
+        self.report(values, step)
         return self._log(values, step, *args, **kwargs)
 
-    # -- batches ---------------------------------------------------------------------------------------------------
-
     def watch(self, batches: Iterator[Any], dataset: Any) -> Iterator[Any]:
-        """Iterate over ``batches``, and report a step that was made between two of them."""
         self._hook_optimizers()
-        if self.finishing and id(dataset) in self._trained:
-            return
-        for batch in batches:
-            yield batch
-            if not self._stepped:
-                continue
-            self._trained.add(id(dataset))
-            self._step_is_over()
-            if self.finishing:
-                return
+        yield from super().watch(batches, dataset)
 
     def _hook_optimizers(self) -> None:
         for prepared in self._accelerator._optimizers:
@@ -176,35 +140,7 @@ class _StepHook:
                     "hpcaccel.stop_gate() and gate.step() in the training loop instead"
                 )
             self._hooked.add(id(optimizer))
-            optimizer.register_step_post_hook(self._note_step)
-
-    def _note_step(self, *_: Any) -> None:
-        self._stepped = True
-
-    def _step_is_over(self) -> None:
-        self._stepped = False
-        self._step += 1
-        gate = self._gate
-        if gate is None:
-            return
-        if not self._begun:
-            self._begin(checkpoint=None, step=self._step - 1)
-        path = self._output_dir / self._name.format(step=self._step)
-        if not gate.step(self._step):
-            if gate.should_save:
-                self._save(str(path))
-                gate.saved()
-        elif gate.reason == "pruned":
-            gate.leave()
-        elif not gate.should_finish:
-            if gate.in_time:
-                self._save(str(path))
-            gate.leave(checkpoint=path if gate.in_time else None)
-
-    def _begin(self, *, checkpoint: str | None, step: int | None = None) -> None:
-        if self._gate is not None and not self._begun:
-            self._begun = True
-            self._gate.begin(self._step if step is None else step, checkpoint=checkpoint, total_steps=self._total_steps)
+            optimizer.register_step_post_hook(self.note_step)
 
 
 def _watched(iterate: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from hpcaccel.checkpoint.training_state import capture_rng, restore_rng
-from hpcaccel.checkpoint_files.watched import is_whole
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.integrations.exact_data import TrainerLoop, exact_loader, from_tensors, to_tensors
+from hpcaccel.integrations.fabric import newest_checkpoint, refuse_lone_copies
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.script_api import log
@@ -50,27 +49,6 @@ logger = logging.getLogger(TRAINING_LOG)
 RNG_KEY = "hpcaccel_rng"
 """Key in a checkpoint: the random states of all ranks."""
 _PREPARE = "_prepare_dataloader"
-SHARDED_MARKS = ("meta.pt", "latest")
-"""Files of checkpoint directories, written last: by FSDP and model-parallel strategies, and by DeepSpeed."""
-
-
-def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Path of the checkpoint below ``directory`` that was completed last, by this callback or by Lightning itself; None
-    if there is no complete checkpoint. Pass the path to ``Trainer.fit(ckpt_path=…)``."""
-    found = []
-    for path in Path(directory).glob("**/*.ckpt"):
-        try:
-            if _is_complete(path):
-                found.append((path.stat().st_mtime, path))
-        except OSError:
-            continue  # deleted in the meantime, or a link to a deleted file
-    return str(max(found)[1]) if found else None
-
-
-def _is_complete(path: Path) -> bool:
-    if path.is_dir():
-        return any((path / mark).is_file() for mark in SHARDED_MARKS)
-    return is_whole(path)
 
 
 class HpcaccelCallback(Callback):
@@ -104,7 +82,7 @@ class HpcaccelCallback(Callback):
         if stage != "fit":
             return
         if settings.locate(None).run is not None:
-            _refuse_lone_copies(trainer)
+            refuse_lone_copies(trainer.world_size, "Trainer")
             # Before the first loader: workers inherit the gate's signal mask, so Slurm's SIGTERM does not end them.
             self._gate = stop_gate()
         if self.exact_data:
@@ -226,13 +204,3 @@ class HpcaccelCallback(Callback):
         values = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
         if values:
             log(values, step=trainer.global_step)
-
-
-def _refuse_lone_copies(trainer: Trainer) -> None:
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    if trainer.world_size != ranks:
-        nodes = max(1, ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-        raise RuntimeMisuse(
-            f"this Trainer trains with {trainer.world_size} rank(s), but the run has {ranks}. "
-            f"Create it with Trainer(num_nodes={nodes}, devices={ranks // nodes}, strategy=…)"
-        )

@@ -45,6 +45,9 @@ __all__ = [
 
 RESUME_ARGS = "HPCACCEL_RESUME_ARGS"
 """Environment variable with further arguments for the program, as a JSON list."""
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""Variables in which Slurm lists a step's GPUs, of NVIDIA, AMD and Intel. It may set all of them."""
+AMD_DRIVER = Path("/dev/kfd")
 TAIL_BYTES = 64_000
 LONGEST = 500
 """Maximum length of a text from a log in the ledger, in characters. Longer texts are cut."""
@@ -154,6 +157,20 @@ def python_of(launch: LaunchSpec, environment: dict[str, str]) -> str:
     )
 
 
+def _restrict_gpus(env: dict[str, str], slot: Slot) -> None:
+    """Restrict this rank to the slot's part of the step's GPUs, in place.
+
+    AMD's HIP reads CUDA_VISIBLE_DEVICES as numbers among the GPUs that ROCR_VISIBLE_DEVICES leaves, so only one of the
+    two may be set.
+    """
+    for name in GPU_VARIABLES:
+        if gpus := env.get(name):
+            env[name] = ",".join(slot.visible(gpus.split(",")))
+    if env.get("ROCR_VISIBLE_DEVICES") and AMD_DRIVER.exists():
+        env.pop("CUDA_VISIBLE_DEVICES", None)
+        env.pop("HIP_VISIBLE_DEVICES", None)
+
+
 def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
     """Add torchrun's variables (RANK, WORLD_SIZE, …) and hpcaccel's own to ``env``. Their values are derived from the
     variables of srun or of the local launcher. Returns ``env``.
@@ -171,8 +188,8 @@ def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> di
     env.setdefault("WORLD_SIZE", str(launch.ranks))
     # Makes Lightning take its ranks from torchrun's variables instead of Slurm's, and leave requeueing to hpcaccel.
     env.setdefault("TORCHELASTIC_RUN_ID", f"{run.run_id}.{attempt}")
-    if SLOT in env and (gpus := env.get("CUDA_VISIBLE_DEVICES")):
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(Slot.parse(env.pop(SLOT)).visible(gpus.split(",")))
+    if SLOT in env and any(env.get(name) for name in GPU_VARIABLES):
+        _restrict_gpus(env, Slot.parse(env.pop(SLOT)))
     if launch.pythonpath:
         env["PYTHONPATH"] = python_path(launch, env)
     if launch.loader_shield is not None and not launch.cooperative:

@@ -41,6 +41,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         gradient_accumulation_steps: number of micro-batches per optimizer step.
         cpu: whether to train on the CPU even if there are GPUs.
         dataloader_config: a ``DataLoaderConfiguration`` for prepared loaders.
+        deepspeed_plugin: a ``DeepSpeedPlugin``, or a dict of plugins by name; ``strategy`` is then ``deepspeed``.
         fsdp_plugin: a ``FullyShardedDataParallelPlugin``; ``strategy`` then defaults to ``fsdp``.
         torch_tp_plugin: a ``TorchTensorParallelPlugin``.
         rng_types: random generators that are set to rank 0's state at the start of each epoch of a prepared loader.
@@ -54,7 +55,8 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         dynamo_backend, dynamo_plugin: a backend or a ``TorchDynamoPlugin``, to compile prepared models with
             ``torch.compile``.
         parallelism_config: a ``ParallelismConfig`` with the numbers of replicas, shards and tensor-parallel ranks.
-        strategy: ``ddp``, or ``fsdp`` to shard the model over the ranks.
+        deepspeed_plugins: another name of ``deepspeed_plugin``.
+        strategy: ``ddp``, ``fsdp`` to shard the model over the ranks, or ``deepspeed`` for DeepSpeed's engine.
         seed: seed for the generators of Python, numpy and torch on every rank.
         deterministic: whether to use deterministic algorithms, which bit-identical runs and resumes require.
         even_batches: whether to repeat samples at the end of an epoch so that all ranks have the same number of
@@ -74,9 +76,6 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
             Accelerator's.
     """
 
-    deepspeed_plugin: None = None
-    """Always None; scripts written for Accelerate check this attribute."""
-
     def __init__(
         self,
         device_placement: bool | None = None,
@@ -86,6 +85,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         cpu: bool = False,
         dataloader_config: Any = None,
         *,
+        deepspeed_plugin: Any = None,
         fsdp_plugin: Any = None,
         torch_tp_plugin: Any = None,
         rng_types: list[str] | None = None,
@@ -97,6 +97,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         kwargs_handlers: list[Any] | None = None,
         dynamo_backend: Any = None,
         dynamo_plugin: Any = None,
+        deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
         strategy: str | None = None,
         seed: int | None = None,
@@ -110,14 +111,11 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         **unknown: Any,
     ) -> None:
         configuration.refuse_unknown(unknown, _keywords())
-        handlers = configuration.handlers_by_name(
-            kwargs_handlers,
-            fsdp=fsdp_plugin,
-            tensor_parallel=torch_tp_plugin,
-            parallelism=parallelism_config,
-            dynamo=dynamo_plugin if dynamo_plugin is not None else dynamo_backend,
-            tp_plan=tp_plan,
-        )
+        plugins = {"fsdp": fsdp_plugin, "tensor_parallel": torch_tp_plugin, "parallelism": parallelism_config}
+        deepspeed = configuration.one_of(deepspeed_plugin=deepspeed_plugin, deepspeed_plugins=deepspeed_plugins)
+        dynamo = dynamo_plugin if dynamo_plugin is not None else dynamo_backend
+        plugins |= {"deepspeed": deepspeed, "dynamo": dynamo, "tp_plan": tp_plan}
+        handlers = configuration.handlers_by_name(kwargs_handlers, **plugins)
         given = configuration.settings_by_name(
             (handlers, dataloader_config, gradient_accumulation_plugin),
             device_placement=device_placement,

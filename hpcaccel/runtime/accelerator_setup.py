@@ -14,7 +14,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.configuration import OWN_HANDLERS
 from hpcaccel.runtime.handlers import DataLoaderConfiguration
-from hpcaccel.runtime.launch_env import fsdp_plugin, settings_from_env
+from hpcaccel.runtime.launch_env import dynamo_plugin, fsdp_plugin, parallelism_config, settings_from_env
 from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.accumulation import Accumulation, MicroBatch
 from hpcaccel.runtime.training_session import TrainingSession
@@ -58,6 +58,7 @@ class Setup:
     def begin(self) -> None:
         """Join the session of this process; start a session if there is none."""
         self._read_environment()
+        self._choose_deepspeed()
         session = TrainingSession.current(**self._arguments)
         own = {name: value for name, value in self._arguments.items() if name in settings.OWN}
         shared = {name: getattr(session.settings, name) for name in settings.SHARED}
@@ -75,12 +76,33 @@ class Setup:
         self.session = session
 
     def _read_environment(self) -> None:
-        """Outside a run, read from environment variables those FSDP settings that the script does not give."""
+        """Outside a run, read from environment variables those settings of plugins that the script does not give."""
         if os.environ.get("HPCACCEL_RUN_DIR"):
             return
         handlers = self._arguments["handlers"]
         wanted = self._arguments.get("strategy") in (None, "fsdp") and settings_from_env().get("strategy") == "fsdp"
         handlers.fsdp = fsdp_plugin(handlers.fsdp, wanted=wanted)
+        handlers.dynamo = dynamo_plugin() if handlers.dynamo is None else handlers.dynamo
+        handlers.parallelism = parallelism_config() if handlers.parallelism is None else handlers.parallelism
+
+    def _choose_deepspeed(self) -> None:
+        """With strategy ``deepspeed``, make the script's plugin ready, or create one from the spec or the environment.
+
+        Raises:
+            RuntimeMisuse: a value of the plugin is not allowed, or its precision is not the script's.
+        """
+        arguments, handlers = self._arguments, self._arguments["handlers"]
+        if handlers.deepspeed is None and TrainingSession.existing() is not None:
+            return  # that of the first Accelerator
+        names = ("strategy", "mixed_precision")
+        found = settings.load(
+            settings.locate(arguments["project_dir"]), **{name: arguments.get(name) for name in names}
+        )
+        if found.strategy != "deepspeed":
+            return
+        from hpcaccel.runtime.deepspeed.plugin_choice import choose_plugin
+
+        handlers.deepspeed, arguments["mixed_precision"] = choose_plugin(handlers, found)
 
     @property
     def settings(self) -> Settings:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["OWN_HANDLERS", "SUCCESSORS", "handlers_by_name", "refuse_unknown", "settings_by_name"]
+__all__ = ["OWN_HANDLERS", "SUCCESSORS", "handlers_by_name", "one_of", "refuse_unknown", "settings_by_name"]
 
 HANDLERS = {
     "AutocastKwargs": "autocast",
@@ -23,7 +23,7 @@ HANDLERS = {
     "FP8RecipeKwargs": "fp8",
 }
 """For each class of kwargs handlers, the name of what it configures."""
-PLUGINS = ("fsdp", "tensor_parallel", "parallelism", "dynamo", "tp_plan")
+PLUGINS = ("fsdp", "deepspeed", "tensor_parallel", "parallelism", "dynamo", "tp_plan")
 OWN_HANDLERS = ("autocast", "ddp", "profile", "dynamo", "tp_plan")
 """Handlers that each Accelerator has for itself. All Accelerators of a process share the other handlers."""
 
@@ -41,8 +41,6 @@ SUCCESSORS = {
 }
 """Keywords that ``Accelerator()`` does not accept, with their replacements."""
 ELSEWHERE = {
-    "deepspeed_plugin": 'DeepSpeed is not supported: strategy="fsdp" shards parameters, gradients and optimizer state',
-    "deepspeed_plugins": 'DeepSpeed is not supported: strategy="fsdp" shards parameters, gradients and optimizer state',
     "megatron_lm_plugin": (
         'Megatron-LM is not supported: strategy="fsdp" and ParallelismConfig(tp_size=...) shard models'
     ),
@@ -96,6 +94,18 @@ def handlers_by_name(kwargs_handlers: list[Any] | None, **plugins: Any) -> Simpl
     return SimpleNamespace(**found)
 
 
+def one_of(**given: Any) -> Any:
+    """The value that is not None; None if there is none.
+
+    Raises:
+        RuntimeMisuse: several values are not None.
+    """
+    found = {name: value for name, value in given.items() if value is not None}
+    if len(found) > 1:
+        raise RuntimeMisuse(f"Accelerator({'=..., '.join(found)}=...): these keywords mean the same. Pass one of them")
+    return next(iter(found.values()), None)
+
+
 def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any) -> dict[str, Any]:
     """Settings by name, each None if not given. A plugin provides settings that the plain arguments do not.
 
@@ -104,7 +114,8 @@ def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any
         arguments: plain arguments of the constructor.
 
     Raises:
-        RuntimeMisuse: ``gradient_accumulation_steps`` is above 1 and differs from the plugin's ``num_steps``.
+        RuntimeMisuse: ``gradient_accumulation_steps`` is above 1 and differs from the plugin's ``num_steps``; or a
+            DeepSpeedPlugin and another strategy are given.
     """
     handlers, dataloader_config, accumulation_plugin = plugins
     given = {name: _text(value) for name, value in arguments.items()}
@@ -117,9 +128,23 @@ def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any
         for name in ("adjust_scheduler", "sync_with_dataloader", "sync_each_batch"):
             given[name] = getattr(accumulation_plugin, name)
     shards = handlers.parallelism is not None and (handlers.parallelism.dp_shard_size or 1) > 1
+    if handlers.deepspeed is not None:
+        _refuse_beside_deepspeed(given.get("strategy"), fsdp_plugin=handlers.fsdp is not None, dp_shard_size=shards)
+        given["strategy"] = "deepspeed"
     if given.get("strategy") is None and (handlers.fsdp is not None or shards):
         given["strategy"] = "fsdp"
     return given
+
+
+def _refuse_beside_deepspeed(strategy: Any, **sharding: bool) -> None:
+    """Raise RuntimeMisuse if the script passes a DeepSpeedPlugin and another strategy."""
+    found = [f"strategy={strategy!r}"] if strategy not in (None, "deepspeed") else []
+    found += [name for name, given in sharding.items() if given]
+    if found:
+        raise RuntimeMisuse(
+            f"Accelerator(deepspeed_plugin=...) does not combine with {', '.join(found)}: DeepSpeed shards the model "
+            "itself. Pass one of them"
+        )
 
 
 def _set_once(given: dict[str, Any], name: str, value: Any) -> None:

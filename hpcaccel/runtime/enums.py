@@ -17,6 +17,7 @@ __all__ = [
     "LoggerType",
     "PrecisionType",
     "RNGType",
+    "of_strategy",
 ]
 
 
@@ -58,6 +59,11 @@ class DistributedType(NameEnum):
     MULTI_NEURON = "MULTI_NEURON"
 
 
+def of_strategy(strategy: str, otherwise: DistributedType) -> DistributedType:
+    """The type that the strategy has for any ranks and devices, else ``otherwise``."""
+    return {"fsdp": DistributedType.FSDP, "deepspeed": DistributedType.DEEPSPEED}.get(strategy, otherwise)
+
+
 class PrecisionType(NameEnum):
     """Precision of the forward pass. ``no`` means full precision."""
 
@@ -83,7 +89,7 @@ class LoggerType(NameEnum):
 
 
 class RNGType(NameEnum):
-    """Kinds of random generators. hpcaccel supports TORCH, CUDA and GENERATOR."""
+    """Kinds of random generators: torch's on the CPU, those of devices, and GENERATOR, the sampler's own."""
 
     TORCH = "torch"
     CUDA = "cuda"

@@ -14,13 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin
+from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, ParallelismConfig, TorchDynamoPlugin
 
 __all__ = [
     "clear_environment",
     "convert_dict_to_env_variables",
+    "dynamo_plugin",
     "fsdp_plugin",
     "get_int_from_env",
+    "parallelism_config",
     "parse_choice_from_env",
     "parse_flag_from_env",
     "patch_environment",
@@ -33,6 +35,9 @@ FALSE = ("n", "no", "f", "false", "off", "0")
 
 STRATEGY = "HPCACCEL_STRATEGY"
 USE_FSDP = "ACCELERATE_USE_FSDP"
+USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+USE_PARALLELISM = "ACCELERATE_USE_PARALLELISM_CONFIG"
+_DYNAMO = "ACCELERATE_DYNAMO_"
 
 
 def settings_from_env(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -47,9 +52,14 @@ def settings_from_env(environ: Mapping[str, str] = os.environ) -> dict[str, Any]
     if environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"):
         found["gradient_accumulation_steps"] = _whole("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", environ)
     if environ.get(STRATEGY):
-        found["strategy"] = _one_of("ddp", "fsdp")(STRATEGY, environ)
-    elif environ.get(USE_FSDP) and _flag(USE_FSDP, environ):
-        found["strategy"] = "fsdp"
+        found["strategy"] = _one_of("ddp", "fsdp", "deepspeed")(STRATEGY, environ)
+    elif wanted := [name for name in (USE_FSDP, USE_DEEPSPEED) if environ.get(name) and _flag(name, environ)]:
+        if len(wanted) > 1:
+            raise RuntimeMisuse(f"{' and '.join(wanted)} are both true, and FSDP and DeepSpeed do not combine: set one")
+        found["strategy"] = "fsdp" if wanted == [USE_FSDP] else "deepspeed"
+    if environ.get("FORK_LAUNCHED"):
+        # No scheduler signals the ranks of a notebook. A SIGTERM comes from the launcher: another rank has failed.
+        found["stop"] = "signals"
     return found
 
 
@@ -77,6 +87,41 @@ def fsdp_plugin(given: FullyShardedDataParallelPlugin | None, *, wanted: bool) -
     if "reshard_after_forward" in found:
         found.pop("sharding_strategy", None)  # the older name of the setting; launchers set both
     return replace(plugin, **found)
+
+
+def dynamo_plugin(environ: Mapping[str, str] = os.environ) -> TorchDynamoPlugin | None:
+    """How to compile models, from ``ACCELERATE_DYNAMO_*``; None if the environment names no backend.
+
+    Raises:
+        RuntimeMisuse: a variable has an invalid value.
+    """
+    backend = environ.get(f"{_DYNAMO}BACKEND", "no").strip().lower()
+    if backend in ("", "no"):
+        return None
+    given = {
+        field: _flag(_DYNAMO + name, environ)
+        for name, field in (
+            ("USE_FULLGRAPH", "fullgraph"),
+            ("USE_DYNAMIC", "dynamic"),
+            ("USE_REGIONAL_COMPILATION", "use_regional_compilation"),
+        )
+        if environ.get(_DYNAMO + name)
+    }
+    return TorchDynamoPlugin(backend=backend, mode=environ.get(f"{_DYNAMO}MODE") or None, **given)
+
+
+def parallelism_config(environ: Mapping[str, str] = os.environ) -> ParallelismConfig | None:
+    """The mesh of ranks from ``PARALLELISM_CONFIG_*``; None unless ``ACCELERATE_USE_PARALLELISM_CONFIG`` is true.
+
+    Raises:
+        RuntimeMisuse: a variable has an invalid value, or the mesh is not supported.
+    """
+    if not environ.get(USE_PARALLELISM) or not _flag(USE_PARALLELISM, environ):
+        return None
+    sizes = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+    names = {size: f"PARALLELISM_CONFIG_{size.upper()}" for size in sizes}
+    given: dict[str, Any] = {size: _whole(name, environ) for size, name in names.items() if environ.get(name)}
+    return ParallelismConfig(**given)
 
 
 def _flag(name: str, environ: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.accelerator_setup import Setup
     from hpcaccel.runtime.training_session import TrainingSession
 
-__all__ = ["is_dispatched", "prepare_model"]
+__all__ = ["dispatch", "is_dispatched", "is_offloaded", "prepare_model"]
 
 SHARDED_IN = "_hpcaccel_sharded_in"
 """Attribute of a sharded model: the generation of the process group over which the model is sharded, and the layout of
@@ -42,7 +43,9 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
     if isinstance(inner, ddp.PreparedDDP):
         inner = inner.module  # the wrapper belongs to a process group that this process has left
     session.registry.refuse_original(inner)
-    _refuse(session, inner)
+    offloaded = is_offloaded(inner)
+    evaluation_mode = evaluation_mode or offloaded
+    _refuse(session, inner, evaluation_mode=evaluation_mode)
     wrapped = inner if _is_wrapped(inner) and not _is_of_another_group(session, inner) else None
     own = inner.module if isinstance(inner, DistributedDataParallel) else inner
     _refit(setup, own, blocks_too=wrapped is None)
@@ -60,18 +63,19 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
     compiling.hold_signals()
     for raw in (model, inner, own):
         session.registry.add(raw, prepared)
-    session.prepared.models.append(prepared)
+    if not offloaded:  # its weights are not here, so checkpoints cannot contain them
+        session.prepared.models.append(prepared)
     session.owners[prepared] = setup.accumulation
     return prepared
 
 
-def _refuse(session: TrainingSession, model: nn.Module) -> None:
+def _refuse(session: TrainingSession, model: nn.Module, *, evaluation_mode: bool) -> None:
     """Refuse models that cannot be prepared.
 
     Raises:
         RuntimeMisuse: the model is wrapped in DataParallel or FSDP1, or in DDP with ``strategy="fsdp"``; it is sharded
-            over a destroyed group and cannot be sharded again; or there are several ranks and the model's layers are
-            distributed over several devices.
+            over a destroyed group and cannot be sharded again; or there are several ranks that train the model, and its
+            layers are distributed over several devices.
     """
     if isinstance(model, DataParallel):
         raise RuntimeMisuse(
@@ -94,10 +98,11 @@ def _refuse(session: TrainingSession, model: nn.Module) -> None:
             'the model is already wrapped in DistributedDataParallel, and strategy="fsdp" cannot shard it. Prepare '
             "the unwrapped model"
         )
-    if is_dispatched(model) and session.group.world_size > 1:
+    if is_dispatched(model) and session.group.world_size > 1 and not evaluation_mode:
         raise RuntimeMisuse(
             "the model's layers are distributed over several devices of this process (device_map), so "
-            f"{session.group.world_size} ranks cannot train it together. Load it without device_map, or start one rank"
+            f"{session.group.world_size} ranks cannot train it together. Load it without device_map, start one "
+            "rank, or only evaluate it: accelerator.prepare_model(model, evaluation_mode=True)"
         )
 
 
@@ -116,6 +121,38 @@ def _can_shard_again(session: TrainingSession, model: nn.Module) -> bool:
 def is_dispatched(model: nn.Module) -> bool:
     """Whether another library has distributed the model's layers over several devices."""
     return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
+
+
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether hooks of hpcaccel or Accelerate give modules their weights only for the time of their ``forward``."""
+    hooks = [module.__dict__["_hf_hook"] for module in model.modules() if "_hf_hook" in module.__dict__]
+    return any(getattr(one, "offload", False) is True for hook in hooks for one in getattr(hook, "hooks", (hook,)))
+
+
+def dispatch(setup: Setup, model: nn.Module, device_map: Any, *, offload_folder: Any) -> nn.Module:
+    """Distribute a model by a device map, which is computed if it is a text such as ``auto``. If there are several
+    ranks, each has the whole model: a computed map uses only this rank's device and its share of the CPU memory.
+
+    Raises:
+        RuntimeMisuse: the model has no weights; or for the reasons that ``dispatch_model`` lists.
+    """
+    from hpcaccel.runtime.offload.device_map import resolve_device_map
+    from hpcaccel.runtime.offload.device_memory import get_max_memory
+    from hpcaccel.runtime.offload.dispatch import dispatch_model
+
+    if meta_device.is_empty(model):
+        raise RuntimeMisuse(
+            "prepare(device_map=...): the model was created on the meta device, and has no weights. Load and "
+            "distribute it with hpcaccel.load_checkpoint_and_dispatch(model, path, device_map=...), then prepare it"
+        )
+    group = setup.session.group
+    budget: dict[int | str, Any] | None = None
+    if isinstance(device_map, str) and group.world_size > 1:
+        free = get_max_memory()
+        budget = {key: size for key, size in free.items() if key == group.device.index}
+        budget["cpu"] = free.get("cpu", 0) // max(1, group.env.local_world_size)
+    places = resolve_device_map(model, device_map, max_memory=budget)
+    return dispatch_model(model, places, offload_dir=offload_folder)
 
 
 def _is_wrapped(model: nn.Module) -> bool:
@@ -165,6 +202,8 @@ def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode:
         count = sum(1 for _ in model.parameters())
         group.exchange.call("prepare", form=f"{type(model).__name__} with {count} parameters")
     sharded = not evaluation_mode and (setup.settings.strategy == "fsdp" or layout.tensor > 1)
+    if is_offloaded(model):
+        return model
     if meta_device.is_empty(model) and not sharded:
         raise RuntimeMisuse(
             "the model was created on the meta device, and its parameters are uninitialised. Load its weights with "
@@ -174,8 +213,29 @@ def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode:
         _shard(setup, model)
         return model
     if place and not is_dispatched(model):
-        model.to(group.device)
+        setup.session.shards.update(_move(model, group.device))
     return model if evaluation_mode else ddp.wrap(model, group, setup.settings, setup.handlers.ddp)
+
+
+def _move(model: nn.Module, device: torch.device) -> dict[nn.Parameter, nn.Parameter]:
+    """Move a model to the device, in place, and keep its tied parameters tied.
+
+    Most devices keep the Parameter objects. On others, such as XLA, a parameter that is moved is another object: ties
+    are lost, and optimizers refer to the old ones.
+
+    Returns:
+        The new parameter by its old one, for parameters that are other objects now.
+    """
+    before = dict(model.named_parameters(remove_duplicate=False))
+    model.to(device)
+    after = dict(model.named_parameters(remove_duplicate=False))
+    moved: dict[nn.Parameter, nn.Parameter] = {}
+    for name, old in before.items():
+        new = moved.setdefault(old, after[name])
+        if new is not after[name]:
+            owner, _, last = name.rpartition(".")
+            setattr(model.get_submodule(owner), last, new)
+    return {old: new for old, new in moved.items() if old is not new}
 
 
 def _shard(setup: Setup, model: nn.Module) -> None:

@@ -15,12 +15,13 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator_setup import Setup
 from hpcaccel.runtime.data.loader import PreparedLoader, make_loader
 from hpcaccel.runtime.data.sampling import bring_to_main
-from hpcaccel.runtime.model_preparation import prepare_model
+from hpcaccel.runtime.distributed import xla_device
+from hpcaccel.runtime.model_preparation import dispatch, is_offloaded, prepare_model
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
 from hpcaccel.runtime.training.prepared_scheduler import PreparedScheduler, prepare_scheduler
 from hpcaccel.runtime.training_session import TrainingSession
 
-__all__ = ["prepare"]
+__all__ = ["dispatch_models", "prepare"]
 
 
 def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[bool] | None = None) -> list[Any]:
@@ -40,11 +41,34 @@ def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[
     """
     places = _places(setup, objects, device_placement)
     ready: dict[int, Any] = {}
+    if setup.session.settings.strategy == "deepspeed":
+        from hpcaccel.runtime.deepspeed.engine_preparation import prepare_engine
+
+        ready = prepare_engine(setup, objects)
     for kinds, make in _ORDER:
         for item, place in zip(objects, places, strict=True):
             if isinstance(item, kinds) and id(item) not in ready:
                 ready[id(item)] = make(setup, item, place)
     return [ready.get(id(item), item) for item in objects]
+
+
+def dispatch_models(setup: Setup, objects: Sequence[Any], device_map: Any, *, offload_folder: Any) -> None:
+    """Distribute the models among ``objects`` by a device map, before they are prepared.
+
+    Raises:
+        RuntimeMisuse: there is no model; parts of a model are offloaded, and there is an optimizer; or for the reasons
+            that ``dispatch`` lists.
+    """
+    models = [item for item in objects if isinstance(item, nn.Module)]
+    if not models:
+        raise RuntimeMisuse("prepare(device_map=...) needs a model among its objects")
+    for model in models:
+        dispatch(setup, model, device_map, offload_folder=offload_folder)
+    if any(map(is_offloaded, models)) and any(isinstance(item, Optimizer) for item in objects):
+        raise RuntimeMisuse(
+            f"prepare(device_map={device_map!r}): parts of the model are in CPU memory or on disk, and such a model "
+            'cannot be trained. Train it with Accelerator(strategy="fsdp"), or leave the optimizer out'
+        )
 
 
 def _places(setup: Setup, objects: Sequence[Any], given: Sequence[bool] | None) -> Sequence[bool]:
@@ -70,7 +94,7 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
     if isinstance(optimizer, PreparedOptimizer):
         optimizer = optimizer.optimizer  # prepared in a session that has ended
     session.registry.refuse_original(optimizer)
-    if session.settings.strategy == "fsdp" or session.layout.tensor > 1:
+    if session.settings.strategy == "fsdp" or session.layout.tensor > 1 or len(session.shards):
         from hpcaccel.runtime.parallel.fsdp import carry_state_over, point_to_shards
 
         carry_state_over(optimizer, session.shards)
@@ -84,6 +108,7 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
         scaling=session.scaling,
         before_step=partial(session.sharded.refuse_lost_gradients, optimizer),
         on_step=boundary.first_optimizer_stepped if first else partial(boundary.other_optimizer_stepped, optimizer),
+        reducer=xla_device.reducer(session.group),
     )
     session.optimizers.append(prepared)
     session.registry.add(optimizer, prepared)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from hpcaccel.errors import RuntimeMisuse
 __all__ = ["OWN", "SHARED", "OutputLocation", "Settings", "load", "locate"]
 
 _ALLOWED = {
-    "strategy": ("ddp", "fsdp"),
+    "strategy": ("ddp", "fsdp", "deepspeed"),
     "mixed_precision": ("no", "fp16", "bf16", "fp8"),
     "stop": ("cooperative", "signals"),
     "when_busy": ("wait", "skip"),
@@ -46,6 +46,8 @@ class Settings:
     fsdp_reduce_dtype: str | None = None
     fsdp_output_dtype: str | None = None
     fsdp_cpu_offload: bool = False
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+    """Settings of strategy deepspeed: ``config_file``, or ``zero_stage`` and others."""
     activation_checkpointing: bool = False
     compile: bool = False
     tensor_parallel_size: int = 1
@@ -104,7 +106,7 @@ OWN = frozenset(
 )
 """Settings that each Accelerator has for itself."""
 
-SHARED = frozenset(field.name for field in fields(Settings)) - OWN
+SHARED = frozenset(item.name for item in fields(Settings)) - OWN
 """Settings that all Accelerators of a process share."""
 
 
@@ -171,7 +173,7 @@ def _of_run(run: RunDir) -> Settings:
 def _from_spec(document: Mapping[str, Any], launch: LaunchSpec | None) -> Settings:
     spec = document.get("spec", {})
     sections = {**spec.get("checkpoint", {}), **spec.get("runtime", {})}
-    values = {key: value for key, value in sections.items() if key in {field.name for field in fields(Settings)}}
+    values = {key: value for key, value in sections.items() if key in {item.name for item in fields(Settings)}}
     # If the spec does not set ``stop``, ``hpcaccel submit`` has chosen it: "signals" for a command, and for a script in
     # which it found no Accelerator. If the script has one after all, it stops like any script with an Accelerator.
     given = None if launch is None or _was_not_found(document, launch) else launch.stop

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from typing import Any
 
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.child_signals import SIGNALS, shield_children
 
-__all__ = ["PendingStop", "StopFlag", "WorkerInit", "signals_held"]
+__all__ = ["PendingStop", "StopFlag", "WorkerInit", "install_stop_flag", "signals_held"]
 
 
 class StopFlag:
@@ -94,6 +95,25 @@ class PendingStop:
 
     def _raise(self, number: int, frame: object) -> None:
         self._raised = True
+
+
+def install_stop_flag(caller: str) -> PendingStop | StopFlag:
+    """Install a ``PendingStop`` if the launcher has blocked the signals, else a ``StopFlag``.
+
+    Args:
+        caller: name of the public function, for the message of the error.
+
+    Raises:
+        RuntimeMisuse: handlers are needed, and this is not the main thread.
+    """
+    if PendingStop.applies():
+        pending = PendingStop()
+        pending.install()
+        return pending
+    flag = StopFlag()
+    if not flag.install():
+        raise RuntimeMisuse(f"{caller}: call it in the main thread, which alone can install signal handlers")
+    return flag
 
 
 @contextmanager

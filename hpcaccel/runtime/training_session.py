@@ -20,7 +20,7 @@ from hpcaccel.runtime.checkpointing.prepared_objects import PreparedObjects
 from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.distributed import device_mesh as mesh
 from hpcaccel.runtime.distributed.world import World
-from hpcaccel.runtime.enums import DistributedType
+from hpcaccel.runtime.enums import DistributedType, of_strategy
 from hpcaccel.runtime.parallel.fsdp_outputs import ShardedModels
 from hpcaccel.runtime.parallel.precision import refuse_fp8
 from hpcaccel.runtime.rank_logger import configure_training_log
@@ -34,6 +34,7 @@ from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
 from hpcaccel.runtime.training.scaling import Scaling, make_scaler
 
 if TYPE_CHECKING:
+    from hpcaccel.runtime.deepspeed.engine_wrappers import DeepSpeedEngineWrapper
     from hpcaccel.runtime.health.heartbeat import Heartbeat
 
 __all__ = ["PrepareRegistry", "TrainingSession"]
@@ -128,6 +129,8 @@ class TrainingSession:
         self.sharded = ShardedModels()
         self.shards = WeakIdKeyDictionary()
         """For each original parameter, the sharded parameter that replaces it."""
+        self.engine: DeepSpeedEngineWrapper | None = None
+        """DeepSpeed's engine, which then takes the steps; None with other strategies, and before ``prepare``."""
         self.distributed_type_override: DistributedType | None = None
         """The distributed type that the script has set in ``AcceleratorState``; None if it has set none."""
         self.has_ended = self.was_reset = False
@@ -147,7 +150,7 @@ class TrainingSession:
             timeout=(wanted and wanted.timeout) or (None if is_default else timedelta(seconds=seconds)),
         )
         world.has_session = True
-        if self.settings.strategy == "fsdp":
+        if self.settings.strategy != "ddp":
             world.form_group_of_one()
         world.debug |= self.settings.debug
         if world.group.exchange is not None:
@@ -155,11 +158,13 @@ class TrainingSession:
         return world
 
     def _make_scaler(self) -> torch.amp.GradScaler | None:
-        """The gradient scaler of fp16; None for other precisions.
+        """The gradient scaler of fp16; None for other precisions, and for DeepSpeed.
 
         Raises:
             RuntimeMisuse: fp8 is set, but the device or the handler does not support it, or torchao is missing.
         """
+        if self.settings.strategy == "deepspeed":
+            return None  # its engine has its own
         device, precision = self.group.device, self.settings.mixed_precision
         if precision == "fp8":
             refuse_fp8(device, self.handlers.fp8)
@@ -180,10 +185,8 @@ class TrainingSession:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set."""
-        if self.distributed_type_override is not None:
-            return self.distributed_type_override
-        return DistributedType.FSDP if self.settings.strategy == "fsdp" else self.world.distributed_type
+        """NO, MULTI_CPU or MULTI_GPU; FSDP, DEEPSPEED; or the value that the script has set."""
+        return self.distributed_type_override or of_strategy(self.settings.strategy, self.world.distributed_type)
 
     @cached_property
     def mesh(self) -> DeviceMesh:
@@ -242,18 +245,13 @@ class TrainingSession:
 
     def forget(self) -> None:
         """Drop all references to prepared objects."""
-        for items in (
-            self.prepared.models,
-            self.prepared.optimizers,
-            self.prepared.schedulers,
-            self.prepared.loaders,
-            self.prepared.registered,
-            self.optimizers,
-            self.registry,
-            self.shards,
-            self.owners,
-            self.sharded,
-        ):
+        if self.engine is not None:
+            self.engine.engine.destroy()
+            self.engine = self.prepared.attached = None
+        prepared = self.prepared
+        lists = (prepared.models, prepared.optimizers, prepared.schedulers, prepared.loaders, prepared.registered)
+        everything: tuple[Any, ...] = (*lists, self.optimizers, self.registry, self.shards, self.owners, self.sharded)
+        for items in everything:
             items.clear()
 
     def end(self, *, destroy: bool = False) -> None:

@@ -135,6 +135,17 @@ class Queries(Programs):
         lines = [line for line in (output or "").split("\n") if line.strip()]
         return parse_state(lines[-1]) if lines else None  # a requeued job has several records; the newest counts
 
+    def step_named(self, job_id: str, name: str) -> str | None:
+        """The id of a job's running step with this name, such as ``0``; None if there is none."""
+        output = self._output(["squeue", "--steps", "--noheader", "--format=%i|%j", f"--jobs={address(job_id)}"])
+        found = (line.strip().partition("|") for line in output.splitlines())
+        return next((step.rpartition(".")[2] for step, _, shown in found if shown == name), None)
+
+    def job_record(self, job_id: str) -> dict[str, str]:
+        """A job's record from ``scontrol show job``, with Slurm's keys; empty once the controller has purged it."""
+        output = self._output(["scontrol", "--oneliner", "show", "job", address(job_id)])
+        return next(iter(site_parsing.records(output, "JobId")), {})
+
     def _sacct(self, *args: str) -> str | None:
         if self._lacks("sacct"):
             return None

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from hpcaccel.core.records import RunRecord
 from hpcaccel.errors import UserError
 from hpcaccel.slurm.commands import Slurm
+from hpcaccel.submission.runs.base_handle import CONFIRM_SECONDS, QUERY_SECONDS
 from hpcaccel.submission.runs.find import find_run
-from hpcaccel.submission.runs.run_handle import CONFIRM_SECONDS, QUERY_SECONDS, SweepRun
+from hpcaccel.submission.runs.run_handle import SweepRun
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import Goal, rows

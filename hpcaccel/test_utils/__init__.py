@@ -11,7 +11,15 @@ from hpcaccel.runtime.compat.test_aids import (
     RegressionModel,
     are_the_same_tensors,
     assert_exception,
+    get_backend,
     torch_device,
 )
 
-__all__ = ["RegressionDataset", "RegressionModel", "are_the_same_tensors", "assert_exception", "torch_device"]
+__all__ = [
+    "RegressionDataset",
+    "RegressionModel",
+    "are_the_same_tensors",
+    "assert_exception",
+    "get_backend",
+    "torch_device",
+]

@@ -17,8 +17,8 @@ from hpcaccel.errors import DistributedOperationException as DistributedOperatio
 from hpcaccel.runtime.checkpointing.export_model import (
     clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
 )
-from hpcaccel.runtime.checkpointing.load_model import load_checkpoint_in_model as load_checkpoint_in_model
 from hpcaccel.runtime.checkpointing.load_model import load_state_dict as load_state_dict
+from hpcaccel.runtime.checkpointing.mapped_load import load_checkpoint_in_model as load_checkpoint_in_model
 from hpcaccel.runtime.compat.availability import are_libraries_initialized as are_libraries_initialized
 from hpcaccel.runtime.compat.availability import check_cuda_fp8_capability as check_cuda_fp8_capability
 from hpcaccel.runtime.compat.availability import check_os_kernel as check_os_kernel
@@ -91,6 +91,7 @@ from hpcaccel.runtime.compat.availability import is_weights_only_available as is
 from hpcaccel.runtime.compat.availability import is_xccl_available as is_xccl_available
 from hpcaccel.runtime.compat.availability import is_xpu_available as is_xpu_available
 from hpcaccel.runtime.compat.availability import torchao_required as torchao_required
+from hpcaccel.runtime.compat.config_file import write_basic_config as write_basic_config
 from hpcaccel.runtime.compat.import_paths import find_in_utils as __getattr__  # noqa: F401
 from hpcaccel.runtime.compat.introspection import calculate_maximum_sizes as calculate_maximum_sizes
 from hpcaccel.runtime.compat.introspection import compute_module_sizes as compute_module_sizes
@@ -116,8 +117,16 @@ from hpcaccel.runtime.compat.standalone import compile_regions as compile_region
 from hpcaccel.runtime.compat.standalone import extract_model_from_parallel as extract_model_from_parallel
 from hpcaccel.runtime.compat.standalone import load as load
 from hpcaccel.runtime.compat.standalone import save as save
-from hpcaccel.runtime.compat.unsupported import DummyOptim as DummyOptim
-from hpcaccel.runtime.compat.unsupported import DummyScheduler as DummyScheduler
+from hpcaccel.runtime.deepspeed.engine_wrappers import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
+from hpcaccel.runtime.deepspeed.engine_wrappers import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
+from hpcaccel.runtime.deepspeed.engine_wrappers import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
+from hpcaccel.runtime.deepspeed.engine_wrappers import DummyOptim as DummyOptim
+from hpcaccel.runtime.deepspeed.engine_wrappers import DummyScheduler as DummyScheduler
+from hpcaccel.runtime.deepspeed.engine_wrappers import GatheredParameters as GatheredParameters
+from hpcaccel.runtime.deepspeed.engine_wrappers import map_pytorch_optim_to_deepspeed as map_pytorch_optim_to_deepspeed
+from hpcaccel.runtime.deepspeed.json_config import HfDeepSpeedConfig as HfDeepSpeedConfig
+from hpcaccel.runtime.deepspeed.plugin import DeepSpeedPlugin as DeepSpeedPlugin
+from hpcaccel.runtime.deepspeed.plugin_choice import get_active_deepspeed_plugin as get_active_deepspeed_plugin
 from hpcaccel.runtime.distributed.collectives.functions import broadcast as broadcast
 from hpcaccel.runtime.distributed.collectives.functions import broadcast_object_list as broadcast_object_list
 from hpcaccel.runtime.distributed.collectives.functions import copy_tensor_to_devices as copy_tensor_to_devices
@@ -176,6 +185,34 @@ from hpcaccel.runtime.launch_env import parse_choice_from_env as parse_choice_fr
 from hpcaccel.runtime.launch_env import parse_flag_from_env as parse_flag_from_env
 from hpcaccel.runtime.launch_env import patch_environment as patch_environment
 from hpcaccel.runtime.launch_env import str_to_bool as str_to_bool
+from hpcaccel.runtime.offload.aligned_devices import align_module_device as align_module_device
+from hpcaccel.runtime.offload.aligned_devices import get_state_dict_offloaded_model as get_state_dict_offloaded_model
+from hpcaccel.runtime.offload.aligned_devices import has_offloaded_params as has_offloaded_params
+from hpcaccel.runtime.offload.device_map import clean_device_map as clean_device_map
+from hpcaccel.runtime.offload.device_map import infer_auto_device_map as infer_auto_device_map
+from hpcaccel.runtime.offload.device_memory import get_balanced_memory as get_balanced_memory
+from hpcaccel.runtime.offload.device_memory import get_max_memory as get_max_memory
+from hpcaccel.runtime.offload.model_parts import check_device_map as check_device_map
+from hpcaccel.runtime.offload.model_parts import check_tied_parameters_in_config as check_tied_parameters_in_config
+from hpcaccel.runtime.offload.model_parts import (
+    check_tied_parameters_on_same_device as check_tied_parameters_on_same_device,
+)
+from hpcaccel.runtime.offload.model_parts import compute_module_total_buffer_size as compute_module_total_buffer_size
+from hpcaccel.runtime.offload.model_parts import get_max_layer_size as get_max_layer_size
+from hpcaccel.runtime.offload.model_parts import get_module_size_with_ties as get_module_size_with_ties
+from hpcaccel.runtime.offload.module_hooks import (
+    SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
+)
+from hpcaccel.runtime.offload.tensor_placement import get_non_persistent_buffers as get_non_persistent_buffers
+from hpcaccel.runtime.offload.tensor_placement import load_offloaded_weights as load_offloaded_weights
+from hpcaccel.runtime.offload.tensor_placement import set_module_tensor_to_device as set_module_tensor_to_device
+from hpcaccel.runtime.offload.weight_store import OffloadedWeightsLoader as OffloadedWeightsLoader
+from hpcaccel.runtime.offload.weight_store import PrefixedDataset as PrefixedDataset
+from hpcaccel.runtime.offload.weight_store import extract_submodules_state_dict as extract_submodules_state_dict
+from hpcaccel.runtime.offload.weight_store import load_offloaded_weight as load_offloaded_weight
+from hpcaccel.runtime.offload.weight_store import offload_state_dict as offload_state_dict
+from hpcaccel.runtime.offload.weight_store import offload_weight as offload_weight
+from hpcaccel.runtime.offload.weight_store import save_offload_index as save_offload_index
 from hpcaccel.runtime.rank_logger import tqdm as tqdm
 from hpcaccel.runtime.rng.determinism import set_seed as set_seed
 from hpcaccel.runtime.rng.generators import synchronize_rng_state as synchronize_rng_state

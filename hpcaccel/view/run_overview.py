@@ -13,9 +13,9 @@ from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.durable_files import read_lines
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.jobs.run_state import read_facts, read_record
+from hpcaccel.submission.runs.attempts import Attempt, Metrics, count, current_step, read_attempts, total_steps
 from hpcaccel.submission.runs.run_index import CachedOverview, look_at
 from hpcaccel.submission.runs.status import RunStatus, statuses
-from hpcaccel.view.attempts import Attempt, Metrics, count, current_step, read_attempts, total_steps
 from hpcaccel.view.time_report import report
 
 __all__ = ["Overview", "RunRow", "listed", "overview"]

@@ -8,9 +8,9 @@ from typing import TextIO
 from rich.console import Console
 
 from hpcaccel.core.formatting import clean, clock_time, duration, number, percent, step_of
+from hpcaccel.submission.runs.watch import describe_end
 from hpcaccel.view.run_overview import Overview, RunRow
 from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_facts, print_table
-from hpcaccel.view.watch import describe_end
 
 __all__ = ["print_runs", "print_status", "state_text", "summary"]
 

@@ -16,8 +16,8 @@ from hpcaccel.core.rank_records import Timing
 from hpcaccel.core.records import AttemptEnd, AttemptStart, from_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.jobs.run_state import read_record
+from hpcaccel.submission.runs.attempts import Attempt, count, read_attempts
 from hpcaccel.submission.runs.status import RunStatus
-from hpcaccel.view.attempts import Attempt, count, read_attempts
 from hpcaccel.view.goodput import HELD, AttemptSpan, AttemptWork, add_up, between, split
 
 __all__ = ["AttemptReport", "Interval", "TimeReport", "report"]

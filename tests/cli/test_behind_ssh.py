@@ -25,13 +25,18 @@ from hpcaccel.submission.remote.remote_cluster import RemoteCluster, RemoteReque
 
 GOES = {
     "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
-    "clean", "report", "stop", "save", "resume", "cancel", "stacks", "sweep start", "sweep status", "sweep table",
-    "sweep best", "sweep plot", "sweep stop", "sweep resume", "sweep retry-failed", "sweep extend", "sweep throttle",
-    "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint pin", "checkpoint unpin",
+    "clean", "report", "plot", "stop", "save", "resume", "cancel", "stacks", "sweep start", "sweep status",
+    "sweep table", "sweep best", "sweep plot", "sweep stop", "sweep resume", "sweep retry-failed", "sweep extend",
+    "sweep throttle", "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint pin", "checkpoint unpin",
+    "test",
 }  # fmt: skip
 """Commands that run on the login node."""
 REFUSED = {"run", "checkpoint convert"}
-STAYS = {"init", "schema", "validate", "answer"}
+STAYS = {
+    "answer", "config default", "config show", "config to-spec", "config update", "env", "estimate-memory", "init",
+    "launch",
+    "schema", "validate",
+}  # fmt: skip
 """Commands that need only what is stored here. ``cluster …`` connects to the login node in its own way."""
 
 ARGUMENTS = {

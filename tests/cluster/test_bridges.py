@@ -30,6 +30,13 @@ BRIDGES: dict[str, dict[str, Any]] = {
         },
         "checkpoint": {"watch": {"preset": "lightning", "directory": "{run_dir}/out"}},
     },
+    "lightning.fabric": {
+        "entrypoint": {
+            "script": str(PROGRAMS / "train_fabric.py"),
+            "args": {"output_dir": "{run_dir}/out", "steps": 300, "pause": 0.5, "workers": 1},
+        },
+        "checkpoint": {"watch": {"preset": "lightning", "directory": "{run_dir}/out"}},
+    },
     "accelerate": {
         "entrypoint": {
             "script": str(PROGRAMS / "train_accelerate.py"),

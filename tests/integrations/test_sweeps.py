@@ -36,12 +36,12 @@ sweep:
 
 @pytest.mark.parametrize(
     ("trainer", "directory"),
-    [("accelerate", "output_dir"), ("transformers", "output_dir"), ("lightning", "root")],
+    [("accelerate", "output_dir"), ("transformers", "output_dir"), ("lightning", "root"), ("fabric", "output_dir")],
 )
 def test_trial_that_does_not_learn_is_pruned_on_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: str, directory: str
 ) -> None:
-    pytest.importorskip(trainer)
+    pytest.importorskip("lightning" if trainer == "fabric" else trainer)
     for name in [name for name in os.environ if name.startswith(("HPCACCEL_", "SLURM_")) and "TEST" not in name]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.core.durable_files import read_json
+from hpcaccel.node import rank
 from hpcaccel.node.allocation import Slot
 
 from .sweeping import CONTINUES, IN_TURN, STOPS_AND_GOES_ON, Sweep, is_gone, pid_in
@@ -243,3 +244,17 @@ def test_slots_share_gpus_and_cores() -> None:
     ]  # fmt: skip
     assert Slot(number=0, of=3).srun_options(slurm, ranks_per_node=1)[0] == "--overlap"
     assert Slot(number=0, of=1).srun_options(slurm, ranks_per_node=2) == []
+
+
+def test_slot_gets_its_part_of_the_gpus_of_any_vendor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def restricted(**env: str) -> dict[str, str]:
+        rank._restrict_gpus(env, Slot(number=1, of=2))
+        return env
+
+    monkeypatch.setattr(rank, "AMD_DRIVER", tmp_path / "kfd")
+    listed = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "ROCR_VISIBLE_DEVICES": "0,1,2,3"}
+    assert restricted(**listed) == dict.fromkeys(listed, "2,3")
+    assert restricted(ZE_AFFINITY_MASK="0,1") == {"ZE_AFFINITY_MASK": "1"}
+    (tmp_path / "kfd").touch()
+    # HIP reads CUDA_VISIBLE_DEVICES as numbers among those of ROCR_VISIBLE_DEVICES.
+    assert restricted(**listed) == {"ROCR_VISIBLE_DEVICES": "2,3"}

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed import process_group, rank_env
 from hpcaccel.runtime.training.accumulation import Accumulation
 from hpcaccel.runtime.training.clipping import clip_norm, clip_value, unscale
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
@@ -32,7 +33,8 @@ def weights() -> list[nn.Parameter]:
 def session_of(*optimizers: torch.optim.Optimizer, scale: float | None = None, steps: int = 1) -> Any:
     scaling = None if scale is None else Scaling(torch.amp.GradScaler("cpu", init_scale=scale))
     prepared = SimpleNamespace(optimizers=list(optimizers))
-    return SimpleNamespace(accumulation=Accumulation(steps), scaling=scaling, prepared=prepared)
+    session = SimpleNamespace(group=process_group.join(rank_env.ALONE, torch.device("cpu")))
+    return SimpleNamespace(accumulation=Accumulation(steps), scaling=scaling, prepared=prepared, session=session)
 
 
 def backward(session: Any, weights: list[nn.Parameter], gradient: float) -> None:

@@ -89,3 +89,26 @@ def test_check_os_kernel_warns_about_old_kernels(
     with caplog.at_level(logging.WARNING):
         availability.check_os_kernel()
     assert (release in caplog.text) == warns
+
+
+def test_compiling_and_the_mesh_may_come_from_the_launcher() -> None:
+    assert launch_env.dynamo_plugin({}) is None
+    assert launch_env.dynamo_plugin({"ACCELERATE_DYNAMO_BACKEND": "NO", "ACCELERATE_DYNAMO_MODE": "default"}) is None
+    found = launch_env.dynamo_plugin(
+        {
+            "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
+            "ACCELERATE_DYNAMO_MODE": "default",
+            "ACCELERATE_DYNAMO_USE_DYNAMIC": "false",
+        }
+    )
+    assert found is not None
+    assert (found.backend, found.mode, found.dynamic, found.fullgraph) == ("inductor", "default", False, None)
+    sizes = {"PARALLELISM_CONFIG_TP_SIZE": "2", "PARALLELISM_CONFIG_CP_SIZE": "1"}
+    assert launch_env.parallelism_config(sizes) is None
+    mesh = launch_env.parallelism_config({**sizes, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"})
+    assert mesh is not None
+    assert (mesh.tp_size, mesh.cp_size, mesh.dp_shard_size) == (2, 1, None)
+    with pytest.raises(RuntimeMisuse, match="splitting sequences over ranks is not supported"):
+        launch_env.parallelism_config({"PARALLELISM_CONFIG_CP_SIZE": "8", "ACCELERATE_USE_PARALLELISM_CONFIG": "true"})
+    with pytest.raises(RuntimeMisuse, match="ACCELERATE_DYNAMO_USE_DYNAMIC='maybe' is not a boolean"):
+        launch_env.dynamo_plugin({"ACCELERATE_DYNAMO_BACKEND": "EAGER", "ACCELERATE_DYNAMO_USE_DYNAMIC": "maybe"})

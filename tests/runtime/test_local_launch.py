@@ -60,7 +60,7 @@ def test_notebook_launcher_refuses_wrong_use(found: dict[str, Any]) -> None:
         "mixed_precision='fp17' is not a valid value (allowed: no, fp8, fp16, bf16)",
     ]
     assert found["node rank"][1] == "node_rank=1 must be at least 0 and less than num_nodes=1"
-    assert found["none"][1] == "num_processes=0 must be at least 1"
+    assert found["none"][1] == "num_processes=0 must be an integer, at least 1"
     assert "create them only inside the function" in found["too late"][1]
 
 
@@ -80,6 +80,6 @@ def test_notebook_launcher_warns_of_an_old_kernel(
 ) -> None:
     monkeypatch.setattr("platform.release", lambda: "4.18.0-553.el8")
     monkeypatch.setattr(local_launch, "_refuse_group", lambda what: None)
-    monkeypatch.setattr(local_launch, "_launch_elastic", lambda *args, **options: None)
+    monkeypatch.setattr(local_launch, "elastic_ranks", lambda *args, **options: None)
     notebook_launcher(print, num_processes=2)
     assert "Linux kernel 4.18.0-553.el8 is older than 5.5" in caplog.text

@@ -31,7 +31,7 @@ def test_defaults_apply_without_a_run() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"strategy": "fsdp1"}, r"strategy='fsdp1' is not a valid value \(allowed: ddp, fsdp\)"),
+        ({"strategy": "fsdp1"}, r"strategy='fsdp1' is not a valid value \(allowed: ddp, fsdp, deepspeed\)"),
         ({"mixed_precision": "int8"}, r"mixed_precision='int8' is not a valid value \(allowed: no, fp16, bf16, fp8\)"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be at least 1"),
     ],

@@ -100,7 +100,7 @@ sweep: {trials: 3}
         "job.yaml:7: slurm.time 'tomorrow' is not a time (allowed: minutes, minutes:seconds, hours:minutes:seconds, "
         "days-hours, days-hours:minutes, days-hours:minutes:seconds, UNLIMITED)",
         "job.yaml:9: slurm.mem_per_cpu conflicts with mem: set only one of mem, mem_per_cpu, mem_per_gpu",
-        "job.yaml:10: runtime.strategy 'dpd' is not valid (allowed: ddp, fsdp). Did you mean 'ddp'?",
+        "job.yaml:10: runtime.strategy 'dpd' is not valid (allowed: ddp, fsdp, deepspeed). Did you mean 'ddp'?",
         "job.yaml:10: runtime.mixed_precision false is not valid (allowed: no, fp16, bf16, fp8)",
         "job.yaml:12: environment.env.S uses ${env:NOPE}, but NOPE is not set in your environment",
         "job.yaml:12: environment.env.1x '1x' is not a valid environment variable name: use letters, digits and '_', not starting with a digit",

@@ -15,6 +15,7 @@ from hpcaccel.submission.runs.run_handle import Run, RunArray
 from hpcaccel.submission.submit.api import submit, submit_prepared
 from hpcaccel.submission.submit.prepare import prepare
 from tests.slurm.fake_slurm import FakeSlurm
+from tests.view.conftest import hand_made as hand_made
 
 ROOT = Path(__file__).parents[2]
 

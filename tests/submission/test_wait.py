@@ -15,8 +15,8 @@ from tests.submission.conftest import Project
 
 @pytest.fixture
 def run(project: Project, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr("hpcaccel.submission.runs.run_handle.LOOK_SECONDS", 0.01)
-    monkeypatch.setattr("hpcaccel.submission.runs.run_handle.CONFIRM_SECONDS", 0.3)
+    monkeypatch.setattr("hpcaccel.submission.runs.base_handle.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("hpcaccel.submission.runs.base_handle.CONFIRM_SECONDS", 0.3)
     run = project.queue()
     assert isinstance(run, Run)
     append_line(run.dir.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id=run.job_id)))
@@ -47,7 +47,7 @@ def test_wait_returns_lost_if_no_ledger_entry_follows(project: Project, run: Run
 
 
 def test_slurm_outage_does_not_end_a_wait(project: Project, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcaccel.submission.runs.run_handle.QUERY_SECONDS", {"slurm": 0.05})
+    monkeypatch.setattr("hpcaccel.submission.runs.base_handle.QUERY_SECONDS", {"slurm": 0.05})
     project.slurm.unreachable = "Unable to contact slurm controller"
     with pytest.raises(TimeoutError):
         run.wait(0.3)

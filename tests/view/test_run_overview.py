@@ -8,8 +8,8 @@ import json
 import pytest
 
 from hpcaccel.core.durable_files import append_line, write_json
+from hpcaccel.submission.runs.attempts import read_attempts
 from hpcaccel.submission.runs.status import RunStatus
-from hpcaccel.view.attempts import read_attempts
 from hpcaccel.view.run_overview import overview
 from hpcaccel.view.run_tables import print_runs, print_status, summary
 from hpcaccel.view.time_report import report

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.submission.runs.progress_display import display
 from hpcaccel.submission.runs.status import RunStatus
-from hpcaccel.view.progress import display
+from hpcaccel.submission.runs.watch import Snapshot
 from hpcaccel.view.run_overview import Overview, overview
 from hpcaccel.view.run_tables import print_runs, print_status
 from hpcaccel.view.sweep_tables import print_trials
 from hpcaccel.view.text_tables import COLUMNS_THERE, Column, console_for, print_facts, print_table
-from hpcaccel.view.watch import Snapshot
 
 
 class Terminal(io.StringIO):

@@ -1,5 +1,5 @@
 """Commands that need special handling for a cluster behind SSH: those with a spec file on this machine (``submit``,
-``sweep start``, ``validate``, ``render``, ``plan``), ``sweep plot``, ``logs`` and ``shell``."""
+``sweep start``, ``validate``, ``render``, ``plan``), ``plot``, ``sweep plot``, ``logs`` and ``shell``."""
 
 from __future__ import annotations
 
@@ -93,14 +93,14 @@ def _print_receipt(receipt: BundleReceipt, *, only_the_end: bool) -> None:
     print_bytes(err=receipt.err, out=b"" if is_printed_at_the_end else receipt.out)
 
 
-def plot_there(cluster: RemoteCluster, sweep: str, out: Path) -> NoReturn:
-    """Plot a sweep on the cluster, fetch the plot and write it to ``out``.
+def plot_there(cluster: RemoteCluster, command: Sequence[str], out: Path) -> NoReturn:
+    """Run ``command``, which plots a run or a sweep, on the cluster; fetch the plot and write it to ``out``.
 
     Raises:
         typer.Exit: always, with the exit code of the command on the cluster.
         UserError: the directory of ``out`` does not exist.
     """
-    request = {"do": "file", "args": ["sweep", "plot", sweep], "suffix": out.suffix}
+    request = {"do": "file", "args": list(command), "suffix": out.suffix}
 
     out = out.expanduser().absolute()
     if not out.parent.is_dir():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -21,13 +21,23 @@ __all__ = ["PrepareMixin"]
 
 
 class PrepareMixin(SessionMixin):
-    def prepare(self, *objects: Any, device_placement: Sequence[bool] | None = None) -> Any:
+    def prepare(
+        self,
+        *objects: Any,
+        device_placement: Sequence[bool] | None = None,
+        device_map: Any = None,
+        offload_folder: str | os.PathLike[str] | None = None,
+    ) -> Any:
         """Prepare models, optimizers, loaders and schedulers for this group of ranks. Objects of other types, and
         objects that are already prepared, are returned unchanged.
 
         Args:
             objects: the objects to prepare, in any order.
             device_placement: for each object, whether it (for a loader: its batches) is moved to this rank's device.
+            device_map: for models that are larger than a device: the device, ``"cpu"`` or ``"disk"`` of each module, or
+                ``"auto"``. A model with parts in CPU memory or on disk can only be evaluated, and is not part of
+                checkpoints.
+            offload_folder: folder for the parts on disk.
 
         Returns:
             A tuple of the prepared objects in the same order; for a single object, the prepared object itself.
@@ -39,25 +49,39 @@ class PrepareMixin(SessionMixin):
         """
         from hpcaccel.runtime.preparation import prepare
 
-        prepared = prepare(self._begun(), objects, device_placement=device_placement)
+        setup = self._begun()
+        if device_map is not None:
+            from hpcaccel.runtime.preparation import dispatch_models
+
+            dispatch_models(setup, objects, device_map, offload_folder=offload_folder)
+        prepared = prepare(setup, objects, device_placement=device_placement)
         return prepared[0] if len(objects) == 1 else tuple(prepared)
 
     def prepare_model(
-        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+        self,
+        model: nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+        device_map: Any = None,
+        offload_folder: str | os.PathLike[str] | None = None,
     ) -> Any:
         """Prepare one model.
 
         Args:
             device_placement: whether the model is moved to this rank's device; default: the Accelerator's setting.
             evaluation_mode: whether the model is only evaluated; it is then neither wrapped in DDP nor sharded.
+            device_map, offload_folder: as in ``prepare``.
 
         Raises:
             RuntimeMisuse: as in ``prepare``.
         """
-        from hpcaccel.runtime.model_preparation import prepare_model
+        from hpcaccel.runtime.model_preparation import dispatch, prepare_model
 
+        setup = self._begun()
+        if device_map is not None:
+            dispatch(setup, model, device_map, offload_folder=offload_folder)
         place = self.device_placement if device_placement is None else device_placement
-        return prepare_model(self._begun(), model, place=place, evaluation_mode=evaluation_mode)
+        return prepare_model(setup, model, place=place, evaluation_mode=evaluation_mode)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
         """Prepare one optimizer; prepare its model first. ``device_placement`` has no effect: the optimizer's state is
@@ -159,8 +183,10 @@ class PrepareMixin(SessionMixin):
         drops the script's references, too."""
         self._session.forget()
         gc.collect()
-        if self._session.group.device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self._session.group.device.type != "cpu":
+            from hpcaccel.runtime.distributed import device_backend
+
+            device_backend.empty_cache()
         return tuple(None for _ in objects)
 
     clear = free_memory

@@ -12,6 +12,7 @@ from hpcaccel.runtime.states.process_info import ProcessInfo
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from hpcaccel.runtime.deepspeed.plugin import DeepSpeedPlugin
     from hpcaccel.runtime.distributed.world import World
     from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 
@@ -27,13 +28,13 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set."""
+        """NO, MULTI_CPU, MULTI_GPU, MULTI_XPU …; FSDP, DEEPSPEED; or the value that the script has set."""
         return self._setup.session.distributed_type
 
     @property
     def multi_device(self) -> bool:
-        """Whether there are several processes, each with a GPU."""
-        return self.use_distributed and self.device.type == "cuda"
+        """Whether there are several processes, each with a GPU or another accelerator."""
+        return self.use_distributed and self.device.type != "cpu"
 
     @property
     def state(self) -> AcceleratorState:
@@ -44,6 +45,11 @@ class ProcessMixin(SessionMixin, ProcessInfo):
     @property
     def is_fsdp2(self) -> bool:
         return self._session.settings.strategy == "fsdp"
+
+    @property
+    def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
+        """The ``DeepSpeedPlugin`` that ``prepare`` uses; None without DeepSpeed."""
+        return self.state.deepspeed_plugin
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:

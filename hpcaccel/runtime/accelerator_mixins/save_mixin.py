@@ -82,6 +82,8 @@ class SaveMixin(SessionMixin):
 
         each = self._project_config is not None and self._project_config.save_on_each_node
         session = self._session
+        if session.engine is not None:
+            session.engine.refuse_shards(obj)
         export_model.save(obj, f, session.group, session.settings, safe=safe_serialization, on_each_node=each)
 
     def save_model(
@@ -108,6 +110,10 @@ class SaveMixin(SessionMixin):
         from hpcaccel.runtime.checkpointing.model_weight_files import save_model
 
         session, directory = self._session, Path(save_directory)
+        if (engine := self._engine_of(model)) is not None:
+            from hpcaccel.runtime.deepspeed.engine_checkpoint import WholeWeights, whole_state
+
+            model = WholeWeights(whole_state(engine, session.group, session.settings, "save_model()"))
         save_model(
             model, directory, session.group, session.settings, max_shard_size=max_shard_size, safe=safe_serialization
         )
@@ -124,7 +130,20 @@ class SaveMixin(SessionMixin):
         """
         from hpcaccel.runtime.checkpointing import export_model
 
+        if (engine := self._engine_of(model)) is not None:
+            from hpcaccel.runtime.deepspeed.engine_checkpoint import whole_state
+
+            return whole_state(engine, self._session.group, self._session.settings, "get_state_dict()")
         return export_model.get_state_dict(model, self._session.group, self._session.settings, unwrap=unwrap)
+
+    def _engine_of(self, model: nn.Module) -> Any:
+        """DeepSpeed's engine of ``model``; None with other strategies."""
+        from hpcaccel.runtime.parallel import ddp
+
+        if ddp.is_engine(model):
+            return model
+        wrapper = self._session.engine
+        return None if wrapper is None or wrapper.engine.module is not model else wrapper.engine
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

@@ -93,6 +93,7 @@ class TrainingMixin(SessionMixin):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Call ``loss.backward(**kwargs)``, after dividing the loss by the accumulation steps and scaling it for fp16.
+        DeepSpeed's engine does this itself, and takes the step in the backward pass of the last micro-batch.
 
         Args:
             loss: scalar loss of this rank's micro-batch, not divided by the number of micro-batches.
@@ -110,7 +111,11 @@ class TrainingMixin(SessionMixin):
                 from hpcaccel.runtime.training.accumulation import warn_if_divided
 
                 warn_if_divided(loss, steps)
-            loss = loss / steps
+            if session.engine is None:  # DeepSpeed's engine divides, too
+                loss = loss / steps
+        if session.engine is not None:
+            session.engine.backward(loss, accumulation.is_boundary, **kwargs)
+            return
         if session.scaling is not None:
             loss = session.scaling.scale(loss)
         try:
@@ -136,15 +141,28 @@ class TrainingMixin(SessionMixin):
 
         Returns:
             The norm before scaling, over all ranks. Between accumulation boundaries gradients are unchanged, and the
-            norm is that of the gradients accumulated so far, which the ranks may not have reduced yet.
+            norm is that of the gradients accumulated so far, which the ranks may not have reduced yet. DeepSpeed's
+            engine clips as its configuration says; the norm is that of its last step.
         """
         from hpcaccel.runtime.training import clipping
 
+        if (engine := self._session.engine) is not None:
+            return engine.clip(max_norm, norm_type)
         return clipping.clip_norm(self._setup, parameters, max_norm=max_norm, norm_type=norm_type)
 
     def clip_grad_value_(self, parameters: clipping.Parameters, clip_value: float) -> None:
-        """At accumulation boundaries, clamp gradients to the range from ``-clip_value`` to ``clip_value``."""
+        """At accumulation boundaries, clamp gradients to the range from ``-clip_value`` to ``clip_value``.
+
+        Raises:
+            RuntimeMisuse: the training uses DeepSpeed.
+        """
         from hpcaccel.runtime.training import clipping
+
+        if self._session.engine is not None:
+            raise RuntimeMisuse(
+                "clip_grad_value_() does not combine with DeepSpeed, whose engine clips the norm of the gradients: set "
+                "gradient_clipping in its configuration"
+            )
 
         clipping.clip_value(self._setup, parameters, limit=clip_value)
 
@@ -251,9 +269,11 @@ def build_profiler(handler: ProfileKwargs) -> torch.profiler.profile:
     Raises:
         RuntimeMisuse: an activity is unknown.
     """
+    from hpcaccel.runtime.distributed.device_backend import profiler_activity
+
     schedule = None if handler.schedule_option is None else torch.profiler.schedule(**handler.schedule_option)
     return torch.profiler.profile(
-        activities=None if handler.activities is None else [_activity(name) for name in handler.activities],
+        activities=None if handler.activities is None else [profiler_activity(name) for name in handler.activities],
         schedule=schedule,
         on_trace_ready=handler.on_trace_ready,
         record_shapes=handler.record_shapes,
@@ -262,10 +282,3 @@ def build_profiler(handler: ProfileKwargs) -> torch.profiler.profile:
         with_flops=handler.with_flops,
         with_modules=handler.with_modules,
     )
-
-
-def _activity(name: str) -> torch.profiler.ProfilerActivity:
-    known = torch.profiler.ProfilerActivity.__members__
-    if str(name).upper() not in known:
-        raise RuntimeMisuse(f"ProfileKwargs: unknown activity {name!r} (allowed: {', '.join(sorted(known)).lower()})")
-    return known[str(name).upper()]

@@ -75,8 +75,9 @@ class CheckpointManager:
             directory: where to save; None means the run's checkpoints. The script's save hooks are called with this
                 directory; if it is None, with an empty directory whose files become part of the checkpoint.
             missing: ranks that do not take part. If there are any, only rank 0 calls ``save``.
-            background: whether to return once a snapshot is taken (see ``in_flight``). If there are save hooks or
-                missing ranks, or too little memory for the snapshot, the call returns after the commit anyway.
+            background: whether to return once a snapshot is taken (see ``in_flight``). If there are save hooks,
+                missing ranks or DeepSpeed's engine, or too little memory for the snapshot, the call returns after the
+                commit anyway.
 
         Returns:
             The checkpoint's directory.
@@ -88,6 +89,8 @@ class CheckpointManager:
         from hpcaccel.checkpoint import capture_rng
 
         state = self._prepared.as_state(counters, {"rng": capture_rng(self._group.device)})
+        if state.attached is not None:
+            doubts = [*doubts, "weights and optimizer are saved and restored by DeepSpeed's engine"]
 
         def run_hooks(extra: Path) -> None:
             target = directory or extra

@@ -113,7 +113,7 @@ def get_state_dict(model: nn.Module, group: RankGroup, settings: Settings, *, un
     Raises:
         RuntimeMisuse: the model is sharded, and some ranks did not call this.
     """
-    found = named_state(model) if unwrap else model.state_dict()
+    found = named_state(model, fetch=True) if unwrap else model.state_dict()
     if not holds_shards(found):
         return found
     meet_for_shards(group, settings, "get_state_dict()")
@@ -121,11 +121,19 @@ def get_state_dict(model: nn.Module, group: RankGroup, settings: Settings, *, un
     return gathered if group.is_main else {}
 
 
-def named_state(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Any]:
-    """The model's state dict, with the names of the script's own module."""
-    from hpcaccel.checkpoint.training_state import public_name
+def named_state(model: nn.Module, *, keep_vars: bool = False, fetch: bool = False) -> dict[str, Any]:
+    """The model's state dict, with the names of the script's own module.
 
-    state = model.state_dict(keep_vars=keep_vars)
+    Args:
+        fetch: whether tensors that are offloaded to CPU memory or disk are read. If not, they are on the meta device.
+    """
+    from hpcaccel.checkpoint.training_state import public_name
+    from hpcaccel.runtime.offload.aligned_devices import get_state_dict_offloaded_model, is_offloaded
+
+    if fetch and is_offloaded(model):
+        state = get_state_dict_offloaded_model(model)
+    else:
+        state = model.state_dict(keep_vars=keep_vars)
     names = {key: public_name(model, key) for key in state}
     return state if all(key == name for key, name in names.items()) else {names[key]: state[key] for key in state}
 
@@ -256,12 +264,23 @@ def clean_state_dict_for_safetensors(state_dict: Mapping[str, Any]) -> dict[str,
         if not isinstance(tensor, torch.Tensor):
             kept[name] = tensor
             continue
+        if not _has_address(tensor):
+            tensor = tensor.cpu()
         others = storages.setdefault(tensor.untyped_storage().data_ptr(), []) if tensor.numel() else []
         if any(share_memory_with(tensor, other) for other in others):
             continue
         kept[name] = tensor.clone().contiguous() if others else tensor.contiguous()
         others.append(tensor)
     return kept
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's memory has an address. On devices where it has none, such as XLA, tied tensors cannot be
+    recognised, and are stored twice."""
+    try:
+        return not tensor.numel() or tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def share_memory_with(one: torch.Tensor, other: torch.Tensor) -> bool:

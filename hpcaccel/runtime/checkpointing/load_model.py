@@ -11,130 +11,114 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcaccel.errors import CheckpointError, RuntimeMisuse
+from hpcaccel.errors import CheckpointError
 from hpcaccel.runtime.checkpointing.export_model import holds_shards, named_state, open_safetensors
 from hpcaccel.runtime.checkpointing.model_weight_files import SAFE, TORCH
+from hpcaccel.runtime.offload.device_memory import as_device
+from hpcaccel.runtime.offload.model_parts import device_of
 
-__all__ = ["load_checkpoint_in_model", "load_state_dict"]
+__all__ = ["load_state_dict", "load_whole", "pickled", "weight_map"]
 
 
 def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = None) -> dict[str, Any]:
     """The tensors in one file, which is a ``.safetensors`` file or was written by ``torch.save``.
 
     Args:
-        device_map: ``{"": device}`` with the device for all tensors; None means the CPU.
+        device_map: the device of each module or tensor; those on ``"disk"``, or without a device, are in CPU memory.
+            None means the CPU.
 
     Raises:
         CheckpointError: the file does not exist, or cannot be read.
-        RuntimeMisuse: ``device_map`` contains several devices.
+        OffloadError: ``device_map`` has an unknown device.
     """
     path = Path(checkpoint_file)
-    device = _only_device(device_map)
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
+    places = {name: device for name, device in (device_map or {}).items() if device != "disk"}
     if path.suffix == ".safetensors":
-        return _load_safetensors(path, device)
+        return _load_safetensors(path, places)
     import pickle
 
     try:
-        found: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise CheckpointError(
             f"cannot load weights from {path}: {error}. Files that contain anything but tensors and plain values are "
             "not loaded, because loading them could run code"
         ) from error
-    return found
+    return {
+        name: value.to(_device_of(name, places)) if isinstance(value, torch.Tensor) else value
+        for name, value in found.items()
+    }
 
 
-def _load_safetensors(path: Path, device: str) -> dict[str, Any]:
-    with open_safetensors(path, device) as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+def _load_safetensors(path: Path, places: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with open_safetensors(path) as file:
+        names = list(file.keys())
+    devices = {name: str(_device_of(name, places)) for name in names}
+    for device in dict.fromkeys(devices.values()):
+        with open_safetensors(path, device) as file:
+            found |= {name: file.get_tensor(name) for name in names if devices[name] == device}
+    return {name: found[name] for name in names}
 
 
-def _only_device(device_map: Any) -> str:
-    devices = {str(device) for device in (device_map or {"": "cpu"}).values()}
-    if len(devices) > 1:
-        raise RuntimeMisuse(
-            f"device_map={device_map!r}: distributing a model over several devices of one process is not supported. "
-            'Shard it over the ranks with strategy="fsdp"'
-        )
-    return devices.pop()
+def _device_of(name: str, places: dict[str, Any]) -> torch.device:
+    return as_device(device_of(name, {"": "cpu", **places}))
 
 
-def load_checkpoint_in_model(
-    model: nn.Module,
-    checkpoint: str | os.PathLike[str],
-    device_map: Any = None,
-    offload_folder: Any = None,
-    dtype: Any = None,
-    strict: bool = False,
-    **others: Any,
-) -> None:
-    """Load weights from files written by ``save_model`` into a plain or prepared model, in place.
+def load_whole(model: nn.Module, path: Path, *, strict: bool) -> list[str]:
+    """Load weights into a plain or prepared model, in place: each tensor stays on its device.
 
-    All ranks must call this if the model is sharded.
-
-    Args:
-        checkpoint: a file, an ``.index.json``, or a directory with either.
-        device_map: None or ``{"": device}``. Has no effect, because the parameters stay on their devices.
-        offload_folder, dtype: not supported; must be None.
-        strict: whether missing and unexpected names are an error.
-        others: some more of Accelerate's keywords, which have no effect here.
+    Returns:
+        The names that only the files have.
 
     Raises:
-        CheckpointError: there is no such file; a file cannot be read; shapes differ; names differ, and ``strict`` is
-            true.
-        RuntimeMisuse: an ``offload_folder``, a ``dtype``, an unknown keyword or several devices are given; or for the
-            reasons that ``load_sharded`` lists.
+        CheckpointError, RuntimeMisuse: as ``load_checkpoint_in_model``.
     """
-    _only_device(device_map)
-    if offload_folder is not None or dtype is not None:
-        raise RuntimeMisuse(
-            "load_checkpoint_in_model() does not support offload_folder and dtype. To change the dtype, call "
-            "model.to(dtype) first"
-        )
-    if unknown := set(others) - _HARMLESS:
-        names = f"argument{'s' * (len(unknown) > 1)} {', '.join(sorted(unknown))}"
-        raise RuntimeMisuse(f"load_checkpoint_in_model(): unknown keyword {names}")
-    path = Path(checkpoint)
-    if any(True for _ in _pickled(path)):
-        _load_pickled(model, path, strict=strict)
-        return
-    from hpcaccel.runtime.checkpointing.sharded_load import load_sharded
+    if not any(True for _ in pickled(path)):
+        from hpcaccel.runtime.checkpointing.sharded_load import load_sharded
 
-    load_sharded(model, path, strict=strict)
+        return load_sharded(model, path, strict=strict).unexpected_keys
+    return _load_pickled(model, path, strict=strict)
 
 
-_HARMLESS = {
-    "broadcast_from_rank0",
-    "full_state_dict",
-    "keep_in_fp32_modules",
-    "offload_8bit_bnb",
-    "offload_buffers",
-    "offload_state_dict",
-}
-"""Accelerate's keywords that are accepted and have no effect."""
-
-
-def _pickled(path: Path) -> Iterator[Path]:
+def pickled(path: Path) -> Iterator[Path]:
     """The files of a checkpoint in the format of ``torch.save``; nothing if ``path`` has another format."""
     if path.is_dir():
         if any(SAFE.owns(item.name) for item in path.iterdir()):
             return
         path = next((path / name for name in (TORCH.index_name, TORCH.single) if (path / name).is_file()), path)
-    if path.name.endswith(".bin.index.json"):
-        places = json.loads(path.read_text())["weight_map"]
-        yield from sorted({path.parent / str(name) for name in places.values()})
+    if path.is_dir() and len(found := list(path.glob("*.index.json"))) == 1:
+        path = found[0]
+    if path.name.endswith(".index.json") and path.is_file():
+        files = {path.parent / str(name) for name in weight_map(path).values()}
+        yield from sorted(file for file in files if file.suffix != ".safetensors")
     elif path.is_file() and path.suffix not in (".json", ".safetensors"):
         yield path
 
 
-def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> None:
-    """Load one file after the other. A sharded model gets only this rank's shard of each tensor."""
+def weight_map(path: Path) -> dict[str, str]:
+    """For each tensor's name in an index, its file.
+
+    Raises:
+        CheckpointError: the file is not an index.
+    """
+    try:
+        index = json.loads(path.read_text())
+        places = index.get("weight_map", index)
+        return {str(name): str(file) for name, file in places.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not an index of weight files: {error!r}") from error
+
+
+def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> list[str]:
+    """Load one file after the other. A sharded model gets only this rank's shard of each tensor. Returns the names that
+    only the files have."""
     targets = named_state(model, keep_vars=True)
     filled: set[int] = set()
     unexpected: list[str] = []
-    for file in _pickled(path):
+    for file in pickled(path):
         for name, value in load_state_dict(file).items():
             target = targets.get(name)
             if not isinstance(target, torch.Tensor):
@@ -151,6 +135,7 @@ def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> None:
         from hpcaccel.runtime.checkpointing.sharded_load import mismatch
 
         raise mismatch(path, missing, unexpected)
+    return unexpected
 
 
 @torch.no_grad()

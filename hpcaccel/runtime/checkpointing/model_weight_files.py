@@ -116,7 +116,7 @@ def _entries(model: nn.Module) -> list[WeightEntry]:
         RuntimeMisuse: a value is on the meta device, or is not a tensor.
     """
     found: dict[int, WeightEntry] = {}
-    for name, value in named_state(model, keep_vars=True).items():
+    for name, value in named_state(model, keep_vars=True, fetch=True).items():
         if not isinstance(value, torch.Tensor):
             raise RuntimeMisuse(
                 f"save_model() writes only tensors, but {name} has type {type(value).__name__}. Save the state dict "

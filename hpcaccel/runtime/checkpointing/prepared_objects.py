@@ -17,6 +17,7 @@ from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 if TYPE_CHECKING:
     # These imports take half a second; a program needs them only at its first save or load.
     from hpcaccel.checkpoint import TrainingState
+    from hpcaccel.checkpoint.attached_files import AttachedFiles
     from hpcaccel.checkpoint.training_state import Stateful
 
 __all__ = ["PreparedObjects", "add_hook"]
@@ -37,6 +38,9 @@ class PreparedObjects:
     loaders: list[Stateful] = field(default_factory=list)
     registered: list[Stateful] = field(default_factory=list)
     scaler: Stateful | None = None
+    attached: AttachedFiles | None = None
+    """DeepSpeed's engine, which saves and loads the model, the optimizer and its scheduler itself; None if there is
+    none."""
     mesh: dict[str, Any] = field(default_factory=dict)
     """Layout of the ranks; see ``TrainingState``."""
     # RemovableHandle keeps a weak reference to the dict, which a plain dict does not support.
@@ -46,6 +50,8 @@ class PreparedObjects:
     @property
     def is_sharded(self) -> bool:
         """Whether each rank holds only a part of the parameters, so that no rank can save or load alone."""
+        if self.attached is not None:
+            return True
         return any(is_dtensor(parameter) for model in self.models for parameter in model.parameters())
 
     def register(self, objects: Iterable[Any]) -> None:
@@ -84,13 +90,14 @@ class PreparedObjects:
         objects |= {f"loader.{index}": loader for index, loader in enumerate(self.loaders)}
         objects |= {f"registered.{index}": item for index, item in enumerate(self.registered)}
         return TrainingState(
-            models=self.models,
-            optimizers=self.optimizers,
+            models=self.models if self.attached is None else [],
+            optimizers=self.optimizers if self.attached is None else [],
             schedulers=self.schedulers,
             scaler=self.scaler,
             objects=objects,
             per_rank=per_rank,
             mesh=self.mesh,
+            attached=self.attached,
         )
 
     def run_save_hooks(self, directory: str) -> frozenset[int]:
@@ -100,14 +107,14 @@ class PreparedObjects:
             Positions of the models that a hook removed from either list because it saved them itself.
         """
         models = list(self.models)
-        weights = [model.state_dict() for model in models]
+        weights = [model.state_dict() for model in models] if self.attached is None else []
         remaining = list(weights)
         for hook in self.save_hooks.values():
             hook(models, remaining, directory)
         weights_left, models_left = {id(item) for item in remaining}, {id(item) for item in models}
         return frozenset(
             position
-            for position, (model, own) in enumerate(zip(self.models, weights, strict=True))
+            for position, (model, own) in enumerate(zip(self.models, weights, strict=self.attached is None))
             if id(own) not in weights_left or id(model) not in models_left
         )
 
@@ -121,7 +128,8 @@ class PreparedObjects:
         for hook in self.load_hooks.values():
             hook(models, directory)
         left = {id(item) for item in models}
-        return frozenset(position for position, model in enumerate(self.models) if id(model) not in left)
+        positions = enumerate(self.models if self.attached is None else ())
+        return frozenset(position for position, model in positions if id(model) not in left)
 
 
 def add_hook(hooks: Hooks, hook: Callable[..., Any]) -> RemovableHandle:

@@ -17,7 +17,7 @@ from hpcaccel.runtime.checkpointing.export_model import open_safetensors
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 from hpcaccel.runtime.parallel import meta_device
 
-__all__ = ["LoadedWeights", "load_sharded", "mismatch"]
+__all__ = ["LoadedWeights", "load_sharded", "mismatch", "weight_files"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -49,7 +49,7 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
             true; safetensors is not installed.
         RuntimeMisuse: a module on the meta device has non-persistent buffers but no ``reset_parameters`` method.
     """
-    files = _files(Path(path))
+    files = weight_files(Path(path))
     if meta_device.is_empty(model):
         meta_device.give_memory(model, _device(model))
     wanted = _wanted(model)
@@ -81,7 +81,7 @@ def mismatch(path: str | Path, missing: Sequence[str], unexpected: Sequence[str]
     )
 
 
-def _files(path: Path) -> dict[str, Path]:
+def weight_files(path: Path) -> dict[str, Path]:
     """For each tensor's name, the file that contains the tensor.
 
     Raises:

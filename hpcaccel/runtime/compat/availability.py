@@ -240,8 +240,12 @@ def is_port_in_use(port: int | None = None) -> bool:
 
 
 def get_current_device_type() -> tuple[str, str]:
-    """Always ``("cuda", "MULTI_GPU")``: the kind of device, and the DistributedType of several ranks."""
-    return ("cuda", "MULTI_GPU")
+    """This machine's kind of device, and the DistributedType of several ranks; ``("cuda", "MULTI_GPU")`` without an
+    accelerator."""
+    from hpcaccel.runtime.distributed import device_backend
+
+    kind = device_backend.accelerator()
+    return (kind, str(device_backend.distributed_type(torch.device(kind)))) if kind != "cpu" else ("cuda", "MULTI_GPU")
 
 
 @cache

@@ -21,10 +21,10 @@ __all__ = ["find_anywhere", "find_in_commands", "find_in_test_utils", "find_in_u
 _UTILS = {
     "constants": """
         MODEL_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAFE_WEIGHTS_PATTERN_NAME
-        WEIGHTS_INDEX_NAME WEIGHTS_NAME WEIGHTS_PATTERN_NAME""",
+        SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING WEIGHTS_INDEX_NAME WEIGHTS_NAME WEIGHTS_PATTERN_NAME""",
     "dataclasses": """
         AORecipeKwargs AutocastKwargs ComputeEnvironment DDPCommunicationHookType DataLoaderConfiguration
-        DistributedDataParallelKwargs DistributedType DynamoBackend FP8RecipeKwargs
+        DeepSpeedPlugin DistributedDataParallelKwargs DistributedType DynamoBackend FP8RecipeKwargs
         FullyShardedDataParallelPlugin GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs
         KwargsHandler LoggerType MSAMPRecipeKwargs ParallelismConfig PrecisionType ProfileKwargs
         ProjectConfiguration RNGType TERecipeKwargs TensorInformation TorchDynamoPlugin
@@ -50,12 +50,18 @@ _UTILS = {
         is_weights_only_available is_xccl_available is_xpu_available torchao_required""",
     "memory": "clear_device_cache find_executable_batch_size release_memory",
     "modeling": """
-        calculate_maximum_sizes compute_module_sizes convert_file_size_to_int dtype_byte_size
-        find_tied_parameters id_tensor_storage is_peft_model load_checkpoint_in_model load_state_dict
-        named_module_tensors retie_parameters""",
+        align_module_device calculate_maximum_sizes check_device_map check_tied_parameters_in_config
+        check_tied_parameters_on_same_device clean_device_map compute_module_sizes compute_module_total_buffer_size
+        convert_file_size_to_int dtype_byte_size find_tied_parameters get_balanced_memory get_max_layer_size
+        get_max_memory get_module_size_with_ties get_non_persistent_buffers get_state_dict_offloaded_model
+        has_offloaded_params id_tensor_storage infer_auto_device_map is_peft_model load_checkpoint_in_model
+        load_offloaded_weights load_state_dict named_module_tensors retie_parameters set_module_tensor_to_device""",
+    "offload": """
+        OffloadedWeightsLoader PrefixedDataset extract_submodules_state_dict load_offloaded_weight
+        offload_state_dict offload_weight save_offload_index""",
     "operations": """
-        DistributedOperationException broadcast broadcast_object_list concatenate convert_outputs_to_fp32
-        convert_to_fp32 copy_tensor_to_devices find_batch_size find_device gather gather_object
+        DistributedOperationException GatheredParameters broadcast broadcast_object_list concatenate
+        convert_outputs_to_fp32 convert_to_fp32 copy_tensor_to_devices find_batch_size find_device gather gather_object
         get_data_structure honor_type ignorant_find_batch_size initialize_tensors is_namedtuple
         is_tensor_information is_torch_tensor listify pad_across_processes pad_input_tensors recursively_apply
         reduce send_to_device slice_tensors""",
@@ -63,19 +69,19 @@ _UTILS = {
         check_os_kernel clean_state_dict_for_safetensors compile_regions convert_bytes
         extract_model_from_parallel get_module_children_bottom_up get_pretty_name has_compiled_regions
         is_compiled_module is_port_in_use load merge_dicts model_has_dtensor recursive_getattr save
-        wait_for_everyone""",
+        wait_for_everyone write_basic_config""",
     "random": "set_seed synchronize_rng_state synchronize_rng_states",
     "tqdm": "tqdm",
     "versions": "compare_versions is_torch_version",
-    "deepspeed": "DummyOptim DummyScheduler",
-    **dict.fromkeys(
-        ("ao", "bnb", "fsdp_utils", "launch", "megatron_lm", "offload", "torch_xla", "transformer_engine"), ""
-    ),
+    "deepspeed": """
+        DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper DummyOptim DummyScheduler
+        HfDeepSpeedConfig get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed""",
+    **dict.fromkeys(("ao", "bnb", "fsdp_utils", "launch", "megatron_lm", "torch_xla", "transformer_engine"), ""),
 }
 """Names by submodule of ``hpcaccel.utils``."""
 
 _TEST_UTILS = {
-    "testing": "are_the_same_tensors assert_exception torch_device",
+    "testing": "are_the_same_tensors assert_exception get_backend torch_device",
     "training": "RegressionDataset RegressionModel",
 }
 
@@ -130,9 +136,8 @@ def find_anywhere(name: str) -> Any:
 def _refuse_command(name: str) -> NoReturn:
     _refuse_any(
         name,
-        "hpcaccel replaces Accelerate's commands: use `hpcaccel submit job.yaml`, srun or torchrun instead of launch, "
-        "a spec and a cluster profile instead of config, `hpcaccel cluster probe` instead of env, and "
-        "`hpcaccel checkpoint` instead of merge-weights",
+        "Accelerate's commands are programs here, not modules: use `hpcaccel launch`, `hpcaccel config`, "
+        "`hpcaccel env` and `hpcaccel estimate-memory`, and `hpcaccel checkpoint convert` instead of merge-weights",
     )
 
 

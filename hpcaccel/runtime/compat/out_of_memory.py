@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.distributed.collectives.exchange import ExchangeInterrupted
 from hpcaccel.runtime.distributed.world import World
 
@@ -29,15 +30,14 @@ _DONE, _TOO_LARGE = 0, 1
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
-    """Release the GPU memory that torch has cached.
+    """Release the memory of GPUs and other devices that torch has cached.
 
     Args:
         garbage_collection: collect unreachable objects first.
     """
     if garbage_collection:
         gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    device_backend.empty_cache()
 
 
 def release_memory(*objects: Any) -> list[None]:

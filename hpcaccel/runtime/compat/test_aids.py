@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["RegressionDataset", "RegressionModel", "are_the_same_tensors", "assert_exception", "torch_device"]
+from hpcaccel.runtime.distributed.device_backend import accelerator, device_count, module_of
 
-torch_device = "cuda" if torch.cuda.is_available() else "cpu"
-"""``cuda`` if torch can use a GPU of this machine, else ``cpu``."""
+__all__ = [
+    "RegressionDataset",
+    "RegressionModel",
+    "are_the_same_tensors",
+    "assert_exception",
+    "get_backend",
+    "torch_device",
+]
+
+torch_device = accelerator()
+"""This machine's kind of device: ``cuda``, ``xpu``, ``mps`` …, or ``cpu``."""
+
+
+def get_backend() -> tuple[str, int, Callable[[], int]]:
+    """This machine's kind of device, the number of such devices (1 for the CPU), and a function that returns how many
+    bytes of the current device's memory torch uses (0 where torch does not count them)."""
+    found: Callable[[], int] | None = None
+    if torch_device != "cpu":
+        module = module_of(torch_device)
+        found = getattr(module, "memory_allocated", None) or getattr(module, "current_allocated_memory", None)
+    return torch_device, max(1, device_count(torch_device)), found or (lambda: 0)
 
 
 class RegressionDataset:

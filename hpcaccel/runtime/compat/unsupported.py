@@ -1,7 +1,7 @@
 """Accelerate's names that hpcaccel does not have: the reason for each, and the replacement.
 
 The modules with Accelerate's import paths take their ``__getattr__`` from here, so that the error of
-``from hpcaccel.utils import DeepSpeedPlugin`` gives the reason.
+``from hpcaccel.utils import MegatronLMPlugin`` gives the reason.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from hpcaccel.errors import RuntimeMisuse
-
-__all__ = ["REASONS", "DummyOptim", "DummyScheduler", "lacks", "refuse", "why"]
+__all__ = ["REASONS", "lacks", "refuse", "why"]
 
 Class = TypeVar("Class", bound=type)
 
 _REASONS = {
-    "DeepSpeed is not supported: Accelerator(strategy='fsdp') shards parameters, gradients and optimizer state": """
-        DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedPlugin DeepSpeedSchedulerWrapper
-        DeepSpeedSequenceParallelConfig GatheredParameters HfDeepSpeedConfig
-        compile_regions_deepspeed get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed
-        prepare_deepspeed_cmd_env DEEPSPEED_MULTINODE_LAUNCHERS deepspeed_plugins deepspeed_ulysses_dl_adapter
-        get_deepspeed_plugin select_deepspeed_plugin""",
+    "hpcaccel starts the ranks of a DeepSpeed training like all others: `hpcaccel submit`, `hpcaccel launch`, srun or "
+    "torchrun": """
+        prepare_deepspeed_cmd_env DEEPSPEED_MULTINODE_LAUNCHERS""",
+    "DeepSpeed's engine compiles the whole model: pass Accelerator(dynamo_backend=...)": """
+        compile_regions_deepspeed""",
     "Megatron-LM is not supported: strategy='fsdp' and ParallelismConfig(tp_size=...) with a tp_plan shard large "
     "models": """
         AbstractTrainStep BertTrainStep GPTTrainStep MegatronEngine MegatronLMDummyDataLoader MegatronLMDummyScheduler
@@ -29,16 +26,6 @@ _REASONS = {
         add_model_config_to_megatron_parser avg_losses_across_data_parallel_group gather_across_data_parallel_groups
         megatron_lm_initialize megatron_lm_prepare_data_loader megatron_lm_prepare_model_optimizer_scheduler
         megatron_lm_prepare_optimizer megatron_lm_prepare_scheduler""",
-    "Big-model inference (device maps, layer-by-layer offloading) is not supported: for a model that is larger than "
-    "one GPU, use strategy='fsdp' with init_empty_weights and load_sharded": """
-        AlignDevicesHook CpuOffload LayerwiseCastingHook ModelHook OffloadedWeightsLoader PrefixedDataset SequentialHook
-        UserCpuOffloadHook add_hook_to_module align_module_device attach_align_device_hook
-        attach_align_device_hook_on_blocks attach_execution_device_hook attach_layerwise_casting_hooks check_device_map
-        check_tied_parameters_in_config check_tied_parameters_on_same_device cpu_offload cpu_offload_with_hook
-        disk_offload dispatch_model extract_submodules_state_dict get_balanced_memory get_max_layer_size get_max_memory
-        has_offloaded_params infer_auto_device_map load_checkpoint_and_dispatch load_offloaded_weight
-        load_offloaded_weights offload_state_dict offload_weight remove_hook_from_module remove_hook_from_submodules
-        save_offload_index set_module_tensor_to_device""",
     "Pipeline parallelism is not supported: use torch.distributed.pipelining": """
         build_pipeline find_pippy_batch_size generate_device_map pippy_forward prepare_pippy""",
     "Quantised loading is not supported: insert the bitsandbytes modules into the model before prepare()": """
@@ -46,20 +33,23 @@ _REASONS = {
     "prepare() inserts the fp8 modules if mixed_precision='fp8' and the hardware supports fp8": """
         apply_fp8_autowrap contextual_fp8_autocast convert_model convert_model_to_fp8_ao
         filter_first_and_last_linear_layers has_ao_layers has_transformer_engine_layers CustomDtype""",
-    "TPUs (torch_xla) are not supported": """
+    "`hpcaccel launch --tpu` starts a rank on each TPU core, and PJRT_DEVICE=TPU selects TPUs. Install torch_xla with "
+    "pip, in torch's version": """
         install_xla prepare_tpu""",
     "SageMaker is not supported: `hpcaccel submit` submits jobs to Slurm": """
         SageMakerDistributedType prepare_sagemager_args_inputs SAGEMAKER_PARALLEL_EC2_INSTANCES
         SAGEMAKER_PYTHON_VERSION SAGEMAKER_PYTORCH_VERSION SAGEMAKER_TRANSFORMERS_VERSION""",
     "Splitting sequences over ranks is not supported: ParallelismConfig has dp_replicate_size, dp_shard_size and "
     "tp_size": """
-        TorchContextParallelConfig maybe_context_parallel""",
-    "There is no `accelerate launch` and no config file: start ranks with `hpcaccel submit job.yaml`, srun or "
-    "torchrun": """
+        DeepSpeedSequenceParallelConfig TorchContextParallelConfig deepspeed_ulysses_dl_adapter
+        maybe_context_parallel""",
+    "It is internal to Accelerate's launchers. Start ranks with `hpcaccel launch`, or with notebook_launcher; "
+    "patch_environment and clear_environment change variables for a while": """
         PrepareForLaunch TORCH_LAUNCH_PARAMS prepare_multi_gpu_env prepare_simple_launcher_cmd_env test_launch
-        write_basic_config purge_accelerate_environment""",
+        purge_accelerate_environment""",
     "Slurm places ranks and binds them to CPUs: set `slurm.cpus_per_task`, or srun's --cpu-bind": """
-        check_cuda_p2p_ib_support get_cpu_distributed_information get_gpu_info set_numa_affinity""",
+        check_cuda_p2p_ib_support get_cpu_distributed_information get_gpu_info override_numa_affinity
+        set_numa_affinity""",
     "prepare() does this with FSDP2's own functions: configure it with FullyShardedDataParallelPlugin or "
     "runtime.fsdp": """
         disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac
@@ -91,7 +81,7 @@ _REASONS = {
     "hpcaccel.skip_first_batches skips batches, and hpcaccel.PermutationSampler shuffles": """
         DataLoaderAdapter DataLoaderStateMixin SkipDataLoader IterableDatasetShard""",
     "It is internal to Accelerate, and hpcaccel does not need it": """
-        CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING TORCH_DYNAMO_MODES
+        CUDA_DISTRIBUTED_TYPES STR_OPERATION_TO_FUNC TORCH_DYNAMO_MODES
         CannotPadNestedTensorWarning ThreadLocalSharedDict do_nothing move_to_device patch_optimizer_step
         rich flag_tensor fork_launched""",
 }
@@ -145,22 +135,3 @@ def lacks(names: str) -> Callable[[Class], Class]:
         return kind
 
     return mark
-
-
-class _DeepSpeedPlaceholder:
-    """A class that can be imported and used in ``isinstance``; instantiating it raises RuntimeMisuse."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise RuntimeMisuse(
-            f"{type(self).__name__}() stands for an entry of a DeepSpeed configuration file, and hpcaccel does not "
-            "support DeepSpeed. Create a torch optimizer and scheduler; Accelerator(strategy='fsdp') shards the "
-            "optimizer's state"
-        )
-
-
-class DummyOptim(_DeepSpeedPlaceholder):
-    """Stands for an optimizer that a DeepSpeed configuration file describes."""
-
-
-class DummyScheduler(_DeepSpeedPlaceholder):
-    """Stands for a scheduler that a DeepSpeed configuration file describes."""

@@ -152,9 +152,11 @@ class Dispatcher:
         return own[0]
 
     def _scatter_bytes(self, size: int, buffers: list[torch.Tensor] | None) -> torch.Tensor:
-        group = self._channel if self._device.type == "cpu" else None
-        own = torch.empty(size, dtype=torch.uint8, device=self._device)
-        placed = None if buffers is None else [buffer.to(self._device, non_blocking=True) for buffer in buffers]
+        # The default group of XLA has no scatter: the bytes travel between the CPUs, and _rebuild() moves the tensors.
+        device = torch.device("cpu") if self._device.type == "xla" else self._device
+        group = self._channel if device.type == "cpu" else None
+        own = torch.empty(size, dtype=torch.uint8, device=device)
+        placed = None if buffers is None else [buffer.to(device, non_blocking=True) for buffer in buffers]
         dist.scatter(own, placed, src=0, group=group)
         return own
 
@@ -234,7 +236,7 @@ def _rebuild(layout: Any, buffer: torch.Tensor | None, device: torch.device) -> 
             count *= extent
         if not count or buffer is None:
             return torch.empty(slot.shape, dtype=slot.dtype, device=device)
-        return buffer[slot.offset : slot.offset + count].view(slot.dtype).view(slot.shape)
+        return buffer[slot.offset : slot.offset + count].view(slot.dtype).view(slot.shape).to(device)
 
     return _map_slots(layout, tensor_of)
 

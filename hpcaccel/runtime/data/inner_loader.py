@@ -46,6 +46,8 @@ def options_of(user: DataLoader[Any], generator: torch.Generator | None) -> dict
             "prefetch_factor": user.prefetch_factor,
             "persistent_workers": user.persistent_workers,
         }
+    if getattr(user, "pin_memory_device", ""):  # needed for devices other than CUDA until torch 2.7
+        found["pin_memory_device"] = user.pin_memory_device
     if not getattr(user, "in_order", True):
         warnings.warn(
             "in_order=False is ignored: without a fixed order of batches, a resume could not restore the position",

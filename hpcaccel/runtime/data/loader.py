@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,8 +21,10 @@ from hpcaccel.runtime.data.loaders_in_use import LoadersInUse, LoopHooks
 from hpcaccel.runtime.data.sampling import Order
 from hpcaccel.runtime.data.sharding import RankPart, Sharing
 from hpcaccel.runtime.data.streaming import generator_of, make_stream
+from hpcaccel.runtime.distributed import xla_device
 from hpcaccel.runtime.distributed.collectives.nested_ops import to_device
 from hpcaccel.runtime.distributed.process_group import RankGroup
+from hpcaccel.runtime.distributed.xla_device import BatchPlacer
 from hpcaccel.runtime.rng.generators import (
     capture,
     check_rng_types,
@@ -95,7 +97,7 @@ class PreparedLoader(ReadingLoader):
         """Number of complete iterations on this rank."""
         self._group, self._in_use, self._hooks = group, in_use, hooks
         moves = put_on_device and group.device.type != "cpu"
-        self._place = partial(to_device, device=group.device, non_blocking=non_blocking) if moves else None
+        self._place = _placing(group.device, non_blocking=non_blocking) if moves else None
         self._seedable = seedable
         self._skip: int | None = None
         self._latest = RankBatch(None, None)
@@ -208,6 +210,8 @@ class PreparedLoader(ReadingLoader):
                     cut = True
                     return
             self.passes += 1
+            if isinstance(place, BatchPlacer):
+                xla_device.sync()
             if not cursor.trains:
                 self._in_use.passes += 1
         except GeneratorExit:
@@ -252,6 +256,12 @@ class PreparedLoader(ReadingLoader):
         """
         self._cursor.load_state_dict(state)
         self.__dict__["changes"] = self.changes_since(state.get("reading", {}))
+
+
+def _placing(device: torch.device, *, non_blocking: bool) -> Callable[[Any], Any]:
+    """The function that moves a batch to the device."""
+    move = partial(to_device, device=device, non_blocking=non_blocking)
+    return BatchPlacer(move) if device.type == "xla" else move
 
 
 def _sharing(loader: DataLoader[Any], order: Order | None, group: RankGroup, *, even: bool, split: bool) -> Sharing:

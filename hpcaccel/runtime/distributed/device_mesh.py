@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
+from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
 from hpcaccel.runtime.settings import Settings
 
@@ -104,9 +105,17 @@ def build(layout: MeshLayout, device: torch.device, *, sharded: bool) -> DeviceM
 
     Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded`` is set. If all are omitted, the mesh has only
     ``dp_replicate``.
+
+    Raises:
+        RuntimeMisuse: the device is an XLA device.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
+    if device.type == "xla":
+        raise RuntimeMisuse(
+            "FSDP and tensor parallelism are not supported on XLA devices: each rank trains the whole model. Remove "
+            "strategy='fsdp' and tp_size"
+        )
     _clear_mesh_caches()
     directions = {"dp_replicate": layout.replicate, "dp_shard": layout.shard, "tp": layout.tensor}
     kept = {name: size for name, size in directions.items() if size > 1 or (name == "dp_shard" and sharded)}
@@ -157,10 +166,8 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""Variables with which launchers select the GPUs of a process."""
 _NONE = ("-1", "NoDevFiles")
-"""Values of these variables that stand for no GPU."""
+"""Values of the variables in ``device_backend.VISIBLE`` that stand for no GPU."""
 
 
 def choose_device(env: RankEnvironment, *, cpu: bool) -> torch.device:
@@ -175,14 +182,18 @@ def choose_device(env: RankEnvironment, *, cpu: bool) -> torch.device:
     if cpu:
         return torch.device("cpu")
     _refuse_idle_gpus(env, os.environ)
-    if not torch.cuda.is_available():
+    kind = device_backend.accelerator()
+    if kind == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count()
-    index = _index(env, count)
-    if index >= count or (count == 1 and env.local_world_size > 1 and not _own_gpu()):
-        raise RankEnvironmentError(_too_few(env, count))
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
+    if kind in device_backend.KINDS and device_backend.KINDS[kind].chooses_itself:
+        device = device_backend.current_device(kind)
+    else:
+        count = device_backend.device_count(kind)
+        index = _index(env, count)
+        if index >= count or (count == 1 and env.local_world_size > 1 and not device_backend.own_devices()):
+            raise RankEnvironmentError(_too_few(env, count, device_backend.vendor(kind)))
+        device = torch.device(kind, index)
+    device_backend.set_device(device)
     return device
 
 
@@ -197,11 +208,11 @@ def _index(env: RankEnvironment, count: int) -> int:
 
 def count_gpus(environ: Mapping[str, str]) -> int:
     """Number of GPUs visible to this process, from the launcher's variables, else from torch."""
-    for name in _VISIBLE:
+    for name in device_backend.VISIBLE:
         if name in environ:
             return len([word for word in environ[name].split(",") if word.strip() and word.strip() not in _NONE])
     given = environ.get("SLURM_GPUS_ON_NODE", "")
-    return int(given) if given.isdigit() else torch.cuda.device_count()
+    return int(given) if given.isdigit() else device_backend.device_count()
 
 
 def _refuse_idle_gpus(env: RankEnvironment, environ: Mapping[str, str]) -> None:
@@ -226,14 +237,10 @@ def _takes_all(environ: Mapping[str, str]) -> bool:
     return environ.get("HPCACCEL_GPUS_PER_TASK", "").lower() == "all"
 
 
-def _own_gpu() -> bool:
-    """Whether a variable selects this rank's GPUs, as under Slurm with ``--gpus-per-task=1``."""
-    return any(os.environ.get(name) for name in _VISIBLE)
-
-
-def _too_few(env: RankEnvironment, count: int) -> str:
+def _too_few(env: RankEnvironment, count: int, vendor: str) -> str:
+    name = next((name for name in device_backend.VISIBLE if name in os.environ), device_backend.VISIBLE[0])
     return (
         f"local rank {env.local_rank} has no GPU of its own: the {env.local_world_size} ranks on this node see only "
-        f"{count} (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}). "
+        f"{count} ({vendor}; {name}={os.environ.get(name, 'not set')}). "
         "Request one GPU per rank, or train with Accelerator(cpu=True)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,11 @@ class EndBarrier:
         self._failure_keys = tuple(failure_keys)
         self._round = 0
 
-    def wait(self, seconds: float) -> str | None:
+    def wait(self, seconds: float, *, at_each_poll: Callable[[], object] = lambda: None) -> str | None:
         """Wait until all ranks have called ``wait`` as often as this rank.
+
+        Args:
+            at_each_poll: called about once a second while this rank waits.
 
         Returns:
             None if all ranks arrived within ``seconds``, else the reason why this rank stopped waiting.
@@ -58,6 +61,7 @@ class EndBarrier:
                         f"only {arrived} of {self._world_size} ranks reached the end of the program within "
                         f"{seconds:.0f} s"
                     )
+                at_each_poll()
                 time.sleep(pause)
                 pause = min(1.5 * pause, LONGEST_POLL_SECONDS)
             store.add(f"{key}/read", 1)

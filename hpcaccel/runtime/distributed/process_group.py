@@ -1,9 +1,9 @@
 """The process groups of a training: creation, barriers, shutdown.
 
-Several ranks share three groups. The default group (NCCL for GPUs, else gloo) is for gradients, the user's own
-collectives, and GPU tensors in hpcaccel's collectives. The control group (gloo) is for the stop agreement and
-checkpoints. A further gloo group is for CPU tensors and objects in hpcaccel's collectives, and for comparing
-these calls between ranks.
+Several ranks share three groups. The default group (NCCL for GPUs, the vendor's library for other accelerators, else
+gloo) is for gradients, the user's own collectives, and GPU tensors in hpcaccel's collectives. The control group (gloo)
+is for the stop agreement and checkpoints. A further gloo group is for CPU tensors and objects in hpcaccel's
+collectives, and for comparing these calls between ranks.
 
 The rendezvous store lives as long as the process. Each time groups are created, their store keys get a new prefix.
 """
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
+from hpcaccel.runtime.distributed import device_backend, xla_device
 from hpcaccel.runtime.distributed.device_mesh import choose_device
 from hpcaccel.runtime.distributed.group_shutdown import keep_groups, settle
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
@@ -93,7 +94,7 @@ class RankGroup:
         return self.env.world_size // self.tensor_size
 
     def barrier(self, what: str = "wait_for_everyone") -> None:
-        """Wait for all ranks and for this rank's current CUDA stream. A single process does not wait.
+        """Wait for all ranks and for the current stream of this rank's device. A single process does not wait.
 
         Raises:
             RuntimeMisuse: ranks are missing (see ``collective_watchdog``), or the group has ended.
@@ -101,8 +102,7 @@ class RankGroup:
         """
         if self.exchange is not None:
             self.refuse_if_left()
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()
+            device_backend.synchronize(self.device)
             self.exchange.call(what)
 
     def refuse_if_left(self) -> None:
@@ -126,7 +126,7 @@ class RankGroup:
         return value if self.exchange is None else self.exchange.object_from(0, value, what=what)
 
     def wait_for_all(self, what: str = "the end of the training") -> None:
-        """Wait for all ranks, but not for this rank's CUDA stream."""
+        """Wait for all ranks, but not for this rank's device."""
         if self.exchange is not None:
             self.exchange.call(what)
 
@@ -191,7 +191,7 @@ def join(
     """Create the process groups (none for a single process). A default group that the script has created is reused.
 
     Args:
-        backend: name of a torch backend; default: NCCL for GPU tensors, gloo for CPU tensors.
+        backend: name of a torch backend; default: the device's own (NCCL for GPUs), and gloo for CPU tensors.
         init_method: a rendezvous URL for torch (``tcp://``, ``file://``), used instead of the address in ``env``.
         timeout: timeout of the rendezvous, of the default group and of the script's collectives.
 
@@ -209,7 +209,7 @@ def join(
 
     _joins += 1
     if dist.group.WORLD is None:
-        _create_default_group(env, device, backend or _backend(device), init_method, timeout)
+        _create_default_group(env, device, backend or device_backend.backend_name(device), init_method, timeout)
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
     # The watchdog must time out before gloo, whose error contains neither the call nor the missing ranks.
     calls = dist.new_group(backend="gloo", timeout=timeout + timedelta(seconds=GLOO_MARGIN_SECONDS))
@@ -235,13 +235,9 @@ def join(
 def initialise_alone(device: torch.device, timeout: timedelta) -> None:
     """Create a default group with only this process."""
     global _own_group
-    store = dist.HashStore()
-    dist.init_process_group(_backend(device), store=store, rank=0, world_size=1, timeout=timeout, **_device_id(device))
+    store, backend = dist.HashStore(), device_backend.backend_name(device)
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, **_device_id(device))
     _own_group = dist.group.WORLD
-
-
-def _backend(device: torch.device) -> str:
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def _device_id(device: torch.device) -> dict[str, Any]:
@@ -256,6 +252,8 @@ def _create_default_group(
     from hpcaccel.runtime.distributed.rendezvous import base_store
 
     hook = sys.excepthook
+    if device.type == "xla":
+        xla_device.register_backend(env.world_size)
     _require_backend(backend, device)
     _export(env, with_address=init_method is None)
     store = dist.PrefixStore(f"group/{_joins}", base_store(env, init_method=init_method, timeout=timeout))
@@ -267,7 +265,7 @@ def _create_default_group(
         raise RankEnvironmentError(
             f"rank {env.rank} of {env.world_size} reached the other ranks at {env.master_addr}, but could not form the "
             f"{backend} group: {error}. Check that no firewall blocks ports between the nodes. "
-            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME select the network interface"
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (for RCCL, too) select the network interface"
         ) from error
     if _joins > 1:
         sys.excepthook = hook  # each init_process_group() adds another hook with its own prefix
@@ -295,5 +293,5 @@ def _require_backend(backend: str, device: torch.device) -> None:
             raise RuntimeMisuse(
                 f"backend={backend!r} (PartialState or InitProcessGroupKwargs): torch {torch.__version__} has no "
                 f"backend {name!r} on this machine, and the device of this rank is {device}. Remove backend=: hpcaccel "
-                "selects gloo or NCCL according to the device"
+                "selects gloo or the device's own backend (NCCL, RCCL, xccl …)"
             )

@@ -34,7 +34,7 @@ class RankEnvironment:
     local_world_size: int
     master_addr: str
     master_port: int
-    source: Literal["torchrun", "slurm", "mpi", "script", "single"]
+    source: Literal["torchrun", "slurm", "mpi", "script", "xla", "single"]
     largest_node: int = 1
     """The largest number of ranks on one node."""
     key: str = ""

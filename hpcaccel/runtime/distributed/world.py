@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.distributed import process_group, rank_env
+from hpcaccel.runtime.distributed import device_backend, process_group, rank_env, xla_device
+from hpcaccel.runtime.distributed.collectives.call_site import call_stack
 from hpcaccel.runtime.distributed.group_shutdown import settle
 from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
@@ -44,9 +45,13 @@ class World:
         World._generations += 1
         self.generation = World._generations
         """Number of this world in this process, by which objects prepared for an earlier world are recognised."""
+        self.created_by = call_stack()
+        """``file:line`` of the script's frames that created this world, innermost first."""
         self.env = process_group.known_environment() or rank_env.detect()
         if dist.is_initialized():
             self.env = place_in_scripts_group(self.env)
+        elif not cpu and device_backend.accelerator() == "xla":
+            self.env = xla_device.place_of_spawned(self.env)
         self.cpu = cpu
         self.device: torch.device = process_group.choose_device(self.env, cpu=cpu)
         self.timeout = timeout
@@ -120,10 +125,10 @@ class World:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU, from the number of ranks and their device."""
-        if self.env.world_size == 1:
+        """NO for a single rank, else MULTI_CPU, MULTI_GPU, MULTI_XPU …, from the device; always XLA on XLA devices."""
+        if self.env.world_size == 1 and self.device.type != "xla":
             return DistributedType.NO
-        return DistributedType.MULTI_GPU if self.device.type == "cuda" else DistributedType.MULTI_CPU
+        return device_backend.distributed_type(self.device)
 
     @property
     def debug(self) -> bool:

@@ -53,7 +53,7 @@ class OwnTime:
         """Tuple of the step, each rank's own time in microseconds (0: not measured), and the seconds per step. Read by
         the heartbeat's thread."""
         self._batch_at = 0.0
-        self._on_device = device.type == "cuda" and not until_batch
+        self._event_class = None if until_batch else _event_class(device)
         self._since = 0.0
         self._times: list[float] = []
         self._events: list[tuple[Any, Any]] = []
@@ -73,11 +73,11 @@ class OwnTime:
         self._steps += 1
         if not self._window:
             self._window = time.perf_counter()
-        if not self._on_device:
+        if self._event_class is None:
             self._since = time.perf_counter()
             self._batch_at = 0.0
         elif self._steps % SAMPLE_STEPS == 0:
-            self._open = _event()
+            self._open = self._event()
 
     def batch_has_come(self) -> None:
         if self._since and not self._batch_at:
@@ -94,8 +94,14 @@ class OwnTime:
                 self._times.append(end - self._since)
             self._since = 0.0
         elif self._open is not None:
-            self._events.append((self._open, _event()))
+            self._events.append((self._open, self._event()))
             self._open = None
+
+    def _event(self) -> Any:
+        assert self._event_class is not None
+        event = self._event_class(enable_timing=True)
+        event.record()
+        return event
 
     def take(self) -> int:
         """The median own time since the last call, in microseconds; 0 if nothing was measured. Starts a new series of
@@ -113,17 +119,16 @@ class OwnTime:
         self.all_ranks = (step, times, self.step_seconds)
 
 
+def _event_class(device: torch.device) -> Any:
+    """The class of the device's events. Imports torch, which a heartbeat alone does not need."""
+    from hpcaccel.runtime.distributed.device_backend import timing_event
+
+    return timing_event(device)
+
+
 def _median(values: Sequence[float]) -> float:
     """The median; the lower of the two middle values if the number of values is even."""
     return sorted(values)[(len(values) - 1) // 2]
-
-
-def _event() -> Any:
-    import torch
-
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def slow_ranks(microseconds: Sequence[int], step_seconds: float) -> dict[int, float]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed import xla_device
+from hpcaccel.runtime.distributed.device_backend import device_ids
 from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.parallel import compiling, precision
 from hpcaccel.runtime.settings import Settings
 
-__all__ = ["PreparedDDP", "unwrap", "wrap"]
+__all__ = ["PreparedDDP", "is_engine", "unwrap", "wrap"]
 
 _PACKING = ("dim", "broadcast_buffers", "bucket_cap_mb", "find_unused_parameters", "check_reduction", "static_graph")
 """Fields of ``DistributedDataParallelKwargs`` that are passed to DDP if the script has changed them."""
@@ -54,7 +57,7 @@ class PreparedDDP(DistributedDataParallel):
 
 def wrap(model: nn.Module, group: RankGroup, settings: Settings, handler: Any = None) -> nn.Module:
     """Wrap a model with trainable parameters in DDP. Other models, and models of a single process, are returned as they
-    are.
+    are; on XLA all models, after rank 0's parameters and buffers were copied to all ranks.
 
     Args:
         handler: a ``DistributedDataParallelKwargs``, or None.
@@ -63,6 +66,9 @@ def wrap(model: nn.Module, group: RankGroup, settings: Settings, handler: Any = 
         RuntimeMisuse: the comm hook or its wrapper is unknown, or torch rejects them.
     """
     if group.world_size == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
+        return model
+    if group.device.type == "xla":
+        xla_device.share(model)
         return model
     options: dict[str, Any] = {"gradient_as_bucket_view": True}
     if handler is not None:
@@ -74,7 +80,7 @@ def wrap(model: nn.Module, group: RankGroup, settings: Settings, handler: Any = 
         # would sum its first steps in another order than an uninterrupted one. Searching for unused parameters disables
         # the rearrangement (and makes torch warn once, from C++, that it found none).
         options["find_unused_parameters"] = True
-    prepared = PreparedDDP(model, device_ids=[group.device.index] if group.device.type == "cuda" else None, **options)
+    prepared = PreparedDDP(model, device_ids=device_ids(group.device), **options)
     if handler is not None:
         _register_comm_hook(prepared, handler)
     return prepared
@@ -83,7 +89,7 @@ def wrap(model: nn.Module, group: RankGroup, settings: Settings, handler: Any = 
 def unwrap(
     model: nn.Module, *, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False, recursive: bool = False
 ) -> nn.Module:
-    """The user's own module, without DDP and ``torch.compile``.
+    """The user's own module, without DDP, DeepSpeed's engine and ``torch.compile``.
 
     Other modules are returned unchanged, including sharded models, which are the user's own module already.
 
@@ -93,8 +99,8 @@ def unwrap(
         recursive: also remove wrappers inside the module, in place.
     """
     inner, compiler = compiling.strip(model)
-    while isinstance(inner, DistributedDataParallel | DataParallel) or compiling.is_compiled(inner):
-        inner = inner.module if isinstance(inner, DistributedDataParallel | DataParallel) else compiling.strip(inner)[0]
+    while _holds_module(inner) or compiling.is_compiled(inner):
+        inner = cast(nn.Module, inner.module) if _holds_module(inner) else compiling.strip(inner)[0]
     if recursive:
         for parent in list(inner.modules()):
             for name, child in parent.named_children():
@@ -105,6 +111,17 @@ def unwrap(
         again: nn.Module = compiler(inner)
         return again
     return inner
+
+
+def _holds_module(model: Any) -> bool:
+    """Whether the user's own module is the attribute ``module`` of a wrapper: DDP, DataParallel or an engine."""
+    return isinstance(model, DistributedDataParallel | DataParallel) or is_engine(model)
+
+
+def is_engine(model: Any) -> bool:
+    """Whether ``model`` is DeepSpeed's engine."""
+    kind = getattr(sys.modules.get("deepspeed"), "DeepSpeedEngine", None)
+    return kind is not None and isinstance(model, kind)
 
 
 def _register_comm_hook(model: DistributedDataParallel, handler: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpcaccel.checkpoint.device_generator import device_generator
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
@@ -100,9 +101,9 @@ def share_generators(mesh: DeviceMesh, device: torch.device) -> None:
     masks for replicated tensors even if the script seeds each rank differently."""
     group = mesh.get_group()
     first = dist.get_global_rank(group, 0)
-    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
-    for state, restore in zip(states, (torch.set_rng_state, torch.cuda.set_rng_state), strict=False):
-        sent = state.to(device)
+    generators = [(torch.get_rng_state, torch.set_rng_state), device_generator(device)]
+    for read, restore in filter(None, generators):
+        sent = read().to(device)
         dist.broadcast(sent, src=first, group=group)
         restore(sent.cpu())
 

@@ -15,13 +15,14 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.rng.determinism import mix
@@ -65,7 +66,8 @@ def synchronise(names: Sequence[str], group: RankGroup) -> None:
 
 
 def synchronize_rng_states(rng_types: Sequence[Any], generator: torch.Generator | None = None) -> None:
-    """Set each kind of generator (``torch``, ``cuda``, ``numpy``, ``python``, ``generator``) to rank 0's state.
+    """Set each kind of generator to rank 0's state. Kinds are ``torch``, ``numpy``, ``python``, ``generator``, and the
+    kinds of devices, such as ``cuda``.
 
     Args:
         generator: the generator for the kind ``"generator"``.
@@ -91,7 +93,7 @@ def synchronize_rng_state(rng_type: Any = None, generator: torch.Generator | Non
 
 
 def seed_generators(seed: int) -> None:
-    """Seed Python's generator, numpy's if it is imported, torch's on the CPU, and the current GPU's if one is in use.
+    """Seed Python's generator, numpy's if it is imported, torch's on the CPU, and that of a device in use.
 
     Unlike ``torch.manual_seed``, this function does not defer the seeding of GPUs until CUDA is initialised.
     """
@@ -99,19 +101,15 @@ def seed_generators(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if "numpy" in sys.modules:
         np.random.seed(seed % 2**32)
-    if _has_cuda():
-        torch.cuda.manual_seed(seed)
-
-
-def _has_cuda() -> bool:
-    """Whether this process has initialised CUDA; a worker forked from it has not."""
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    if (module := device_backend.module_in_use()) is not None:
+        module.manual_seed(seed)
 
 
 def capture() -> list[Any]:
     """The states of Python's, numpy's and torch's generators, for ``put_back``."""
-    cuda = torch.cuda.get_rng_state() if _has_cuda() else None
-    return [random.getstate(), read_numpy(), torch.get_rng_state(), cuda]
+    module = device_backend.module_in_use()
+    device = None if module is None else module.get_rng_state()
+    return [random.getstate(), read_numpy(), torch.get_rng_state(), device]
 
 
 def put_back(states: list[Any]) -> None:
@@ -119,8 +117,8 @@ def put_back(states: list[Any]) -> None:
     random.setstate(states[0])
     write_numpy(states[1])
     torch.set_rng_state(states[2])
-    if states[3] is not None:
-        torch.cuda.set_rng_state(states[3])
+    if states[3] is not None and (module := device_backend.module_in_use()) is not None:
+        module.set_rng_state(states[3])
 
 
 @contextmanager
@@ -194,20 +192,26 @@ def _drawn_apart(iterator: Iterator[T], seed: int | None, number: int) -> Iterat
         yield item
 
 
-def _read_cuda() -> Any:
-    return torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+def _read_device(kind: str) -> Any:
+    generator = device_backend.generator_of(kind)
+    return None if generator is None else generator[0]()
 
 
-def _write_cuda(state: Any) -> None:
-    if state is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state)
+def _write_device(kind: str, state: Any) -> None:
+    if state is not None and (generator := device_backend.generator_of(kind)) is not None:
+        generator[1](state)
 
 
 _KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
-    "cuda": (_read_cuda, _write_cuda),
+    "cuda": (partial(_read_device, "cuda"), partial(_write_device, "cuda")),
     "numpy": (np.random.get_state, np.random.set_state),
     "python": (random.getstate, random.setstate),
+    **{
+        kind: (partial(_read_device, kind), partial(_write_device, kind))
+        for kind in device_backend.KINDS
+        if kind not in ("cpu", "cuda")
+    },
 }
 
 

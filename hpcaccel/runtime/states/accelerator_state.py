@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.compat.unsupported import lacks
 from hpcaccel.runtime.distributed.world import World
-from hpcaccel.runtime.enums import DistributedType
+from hpcaccel.runtime.enums import DistributedType, of_strategy
 from hpcaccel.runtime.states.partial_state import PartialState
 from hpcaccel.runtime.training_session import TrainingSession
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+    from hpcaccel.runtime.deepspeed.plugin import DeepSpeedPlugin
 
 __all__ = ["AcceleratorState", "is_initialized"]
 
@@ -24,7 +25,6 @@ def is_initialized() -> bool:
     return TrainingSession.existing() is not None
 
 
-@lacks("deepspeed_plugins get_deepspeed_plugin select_deepspeed_plugin")
 class AcceleratorState(PartialState):
     """Settings of this process's Accelerator, and the properties of ``PartialState``.
 
@@ -95,7 +95,7 @@ class AcceleratorState(PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP with ``strategy="fsdp"``; or the value that the script has set.
+        """NO, MULTI_CPU or MULTI_GPU; FSDP, DEEPSPEED; or the value that the script has set.
 
         A value that the script has set affects only this property and ``join_uneven_inputs``.
         """
@@ -103,7 +103,7 @@ class AcceleratorState(PartialState):
 
     @distributed_type.setter
     def distributed_type(self, value: DistributedType) -> None:
-        real = DistributedType.FSDP if self.is_fsdp2 else self._world.distributed_type
+        real = of_strategy(self._session.settings.strategy, self._world.distributed_type)
         self._session.distributed_type_override = None if value == real else DistributedType(value)
 
     @property
@@ -136,9 +136,37 @@ class AcceleratorState(PartialState):
         return self._session.mesh
 
     @property
-    def deepspeed_plugin(self) -> None:
-        """None, as in Accelerate without DeepSpeed."""
-        return None
+    def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
+        """The ``DeepSpeedPlugin`` that ``prepare`` uses; None without DeepSpeed."""
+        from hpcaccel.runtime.deepspeed.plugin_choice import active_plugin
+
+        return active_plugin(self.deepspeed_plugins)
+
+    @property
+    def deepspeed_plugins(self) -> DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None:
+        """The plugin, or the plugins by name, as they were passed to ``Accelerator``; None without DeepSpeed."""
+        found: DeepSpeedPlugin | dict[str, DeepSpeedPlugin] | None = self._session.handlers.deepspeed
+        return found
+
+    def get_deepspeed_plugin(self, name: str) -> DeepSpeedPlugin:
+        """One of several plugins.
+
+        Raises:
+            RuntimeMisuse: there is no plugin with this name.
+        """
+        from hpcaccel.runtime.deepspeed.plugin_choice import plugin_named
+
+        return plugin_named(self.deepspeed_plugins, name)
+
+    def select_deepspeed_plugin(self, name: str | None = None) -> None:
+        """Let ``prepare`` use the plugin with this name from now on; by default, the first one.
+
+        Raises:
+            RuntimeMisuse: there is no plugin with this name.
+        """
+        from hpcaccel.runtime.deepspeed.plugin_choice import select_plugin
+
+        select_plugin(self.deepspeed_plugins, name)
 
     @property
     def megatron_lm_plugin(self) -> None:

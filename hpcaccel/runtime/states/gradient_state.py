@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcaccel.runtime.states.partial_state import SharedState
@@ -124,8 +125,9 @@ class GradientState:
 
     @property
     def is_xla_gradients_synced(self) -> bool:
-        """False: hpcaccel does not support XLA."""
-        return False
+        """Whether the gradients of a step on XLA devices have been averaged over the ranks, and the step is due."""
+        module = sys.modules.get("hpcaccel.runtime.distributed.xla_device")
+        return module is not None and module.gradients_are_reduced()
 
     def __repr__(self) -> str:
         return (

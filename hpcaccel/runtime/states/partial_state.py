@@ -9,6 +9,7 @@ import torch
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.compat.unsupported import lacks
+from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.states.process_info import ProcessInfo
 
@@ -85,7 +86,7 @@ class PartialState(ProcessInfo):
 
     @property
     def backend(self) -> str | None:
-        """Backend of collectives on the device: ``nccl`` or ``gloo``; None for a single process."""
+        """Backend of collectives on the device: ``nccl``, ``gloo``, ``xccl`` …; None for a single process."""
         return self._world.backend if self.use_distributed else None
 
     @property
@@ -99,13 +100,13 @@ class PartialState(ProcessInfo):
 
     @property
     def default_device(self) -> torch.device:
-        """This machine's kind of device: ``cuda`` or ``cpu``."""
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        """This machine's kind of device: ``cuda``, ``xpu``, ``mps`` …, or ``cpu``."""
+        return torch.device(device_backend.accelerator())
 
     def set_device(self) -> None:
-        """Make this process's GPU torch's current device."""
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
+        """Make this process's device torch's current device."""
+        if self.device.type != "cpu":
+            device_backend.set_device(self.device)
 
     def gather(self, value: Any) -> Any:
         """Concatenate all processes' tensors, or lists of other objects, in rank order, on every process.

@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed import xla_device
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_typ
     if not setup.accumulation.is_boundary:
         norm = _total_norm(_gradients(parameters), norm_type)
         return norm if setup.scaling is None else setup.scaling.norm_of_scaled(norm)
-    if setup.scaling is not None:
-        _unscale_those_of(setup, parameters)
+    _reduce_and_unscale(setup, parameters)
     if _PLAIN.issuperset(map(type, parameters)):
         return clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
     gradients = _gradients(parameters)
@@ -49,8 +49,7 @@ def clip_value(setup: Setup, parameters: Parameters, *, limit: float) -> None:
     if not setup.accumulation.is_boundary:
         return
     parameters = _listed(parameters)
-    if setup.scaling is not None:
-        _unscale_those_of(setup, parameters)
+    _reduce_and_unscale(setup, parameters)
     clip_grad_value_(_Holder.of(_gradients(parameters)), limit)
 
 
@@ -72,12 +71,17 @@ def unscale(setup: Setup, optimizers: Any = None) -> None:
         optimizer = getattr(optimizer, "optimizer", optimizer)
         if all(optimizer is not known for known in setup.prepared.optimizers):
             raise RuntimeMisuse(f"unscale_gradients({optimizer!r}): pass the optimizer to prepare() first")
+        if (reducer := xla_device.reducer(setup.session.group)) is not None:
+            reducer.reduce(optimizer)
         setup.scaling.unscale(optimizer)
 
 
-def _unscale_those_of(setup: Setup, parameters: Sequence[torch.Tensor]) -> None:
-    """Unscale the gradients of each optimizer that has any of these parameters."""
-    assert setup.scaling is not None
+def _reduce_and_unscale(setup: Setup, parameters: Sequence[torch.Tensor]) -> None:
+    """Average over the ranks, where DDP does not, and unscale the gradients of each optimizer that has any of these
+    parameters."""
+    reducer = xla_device.reducer(setup.session.group)
+    if setup.scaling is None and reducer is None:
+        return
     optimizers = setup.prepared.optimizers
     if len(optimizers) > 1:
         wanted = {id(parameter) for parameter in parameters}
@@ -87,7 +91,10 @@ def _unscale_those_of(setup: Setup, parameters: Sequence[torch.Tensor]) -> None:
             if any(id(parameter) in wanted for group in optimizer.param_groups for parameter in group["params"])
         ]
     for optimizer in optimizers:
-        setup.scaling.unscale(optimizer)
+        if reducer is not None:
+            reducer.reduce(optimizer)
+        if setup.scaling is not None:
+            setup.scaling.unscale(optimizer)
 
 
 def _listed(parameters: Parameters) -> list[torch.Tensor]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from hpcaccel.checkpoint.device_generator import device_generator
 from hpcaccel.runtime.data.loaders_in_use import BatchSource, LoadersInUse
 from hpcaccel.runtime.rng.script_generators import ScriptGenerators
 from hpcaccel.runtime.settings import Settings
@@ -128,7 +129,7 @@ class Exactness:
             yield "changes to the script's generators and unsaved buffers before its first step are unknown"
         if self._has_other_iterators():
             yield "a DataLoader that was not prepared is partly read"
-        if self._device.type not in ("cpu", "cuda"):
+        if self._device.type != "cpu" and device_generator(self._device) is None:
             yield f"the random state of {self._device.type} devices is not saved"
 
     def _finished_others(self, epoch: int, open_now: set[int]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch.optim import Optimizer
 
+from hpcaccel.runtime.distributed.xla_device import GradientReducer
 from hpcaccel.runtime.training.accumulation import Accumulation
 from hpcaccel.runtime.training.prepared_scheduler import PreparedScheduler
 from hpcaccel.runtime.training.scaling import Scaling
@@ -29,6 +30,7 @@ class PreparedOptimizer(Optimizer):
         scaling: gradient scaling for fp16, shared by all prepared optimizers; None for other precisions.
         before_step: called before each step; if it raises, the step is not taken.
         on_step: called after each step, including skipped ones.
+        reducer: averages gradients over the ranks where DDP does not, once per step; None elsewhere.
     """
 
     _followed_by_copies: ClassVar[tuple[Accumulation, Scaling | None] | None] = None
@@ -42,6 +44,7 @@ class PreparedOptimizer(Optimizer):
         scaling: Scaling | None = None,
         before_step: Callable[[], object] = _do_nothing,
         on_step: Callable[[], object] = _do_nothing,
+        reducer: GradientReducer | None = None,
     ) -> None:
         # Optimizer.__init__ is not called: it would create new parameter groups.
         self.optimizer = optimizer
@@ -50,6 +53,7 @@ class PreparedOptimizer(Optimizer):
         self._scaling = scaling
         self._before_step = before_step
         self._on_step = on_step
+        self._reducer = reducer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step, at accumulation boundaries only.
@@ -60,6 +64,8 @@ class PreparedOptimizer(Optimizer):
         if not self._accumulation.is_boundary:
             return None
         self._before_step()
+        if self._reducer is not None:
+            self._reducer.reduce(self.optimizer)
         # Looked up at each step, because schedulers and other code may wrap an optimizer's step at any time.
         if self._scaling is not None:
             result, self._skipped = self._scaling.step(self.optimizer, closure)
@@ -67,6 +73,8 @@ class PreparedOptimizer(Optimizer):
             result = self.optimizer.step()
         else:
             result = self.optimizer.step(closure)
+        if self._reducer is not None:
+            self._reducer.step_is_done(self.optimizer)
         self._on_step()
         return result
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from hpcaccel.core.durable_files import atomic_write, make_folder, read_json, write_json
 from hpcaccel.core.stop_requests import set_signal_mark
+from hpcaccel.errors import RankEnvironmentError
+from hpcaccel.runtime.distributed import rank_env
 from hpcaccel.runtime.distributed.group_shutdown import settle
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.settings import OutputLocation
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from hpcaccel.core.stop_requests import StopRequest
     from hpcaccel.runtime.distributed.process_group import RankGroup
 
-__all__ = ["LoneRank", "ProcessExit", "is_in_time", "read_request"]
+__all__ = ["LoneRank", "ProcessExit", "is_in_time", "join_default_group", "read_request", "torch_has_group"]
 
 logger = logging.getLogger(TRAINING_LOG)
 
@@ -244,3 +247,30 @@ class LoneRank:
 
     def leave(self) -> None:
         """Do nothing: there is no group."""
+
+
+def torch_has_group() -> bool:
+    """Whether torch has a default process group. Imports nothing."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+def join_default_group() -> RankGroup | LoneRank:
+    """The ranks of torch's default process group; this process alone if there is no group or it has a single rank.
+
+    Raises:
+        RankEnvironmentError: the process groups of these ranks cannot be formed.
+    """
+    if not torch_has_group():
+        return LoneRank(int(os.environ.get("RANK", 0)))
+    import torch
+
+    from hpcaccel.runtime.distributed import process_group
+    from hpcaccel.runtime.distributed.world import place_in_scripts_group
+
+    try:
+        env = rank_env.detect()
+    except RankEnvironmentError:  # the program may have formed its group from an address of its own
+        env = rank_env.ALONE
+    env = place_in_scripts_group(env)
+    return LoneRank(env.rank) if env.world_size == 1 else process_group.join(env, torch.device("cpu"))

@@ -107,6 +107,9 @@ def make_scaler(
     Args:
         handler: a ``GradScalerKwargs``, or None.
         sharded: whether gradients are sharded over ranks.
+
+    Raises:
+        RuntimeMisuse: the device is an XLA device.
     """
     if mixed_precision != "fp16":
         return None
@@ -116,6 +119,8 @@ def make_scaler(
             stacklevel=5,
         )
     options = {} if handler is None else handler.to_kwargs()
+    if device.type == "xla":
+        raise RuntimeMisuse("mixed_precision=fp16 on an XLA device: TPUs have no fp16 units. Use bf16")
     if not sharded:
         return torch.amp.GradScaler(device.type, **options)
     return ShardedScaler(device.type, **options)

@@ -35,15 +35,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
-from hpcaccel.runtime.distributed import rank_env
 from hpcaccel.runtime.health.heartbeat import Activity, RankStatus, start_heartbeat
 from hpcaccel.runtime.rank_logger import TRAINING_LOG, configure_training_log
-from hpcaccel.runtime.stop_flag import PendingStop, StopFlag
+from hpcaccel.runtime.stop_flag import install_stop_flag
 from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.attempt_timing import AttemptClock
-from hpcaccel.runtime.training.process_exit import LoneRank
+from hpcaccel.runtime.training.process_exit import LoneRank, join_default_group, torch_has_group
 
 if TYPE_CHECKING:
     from hpcaccel.core.rank_records import Outcome
@@ -66,8 +65,8 @@ def stop_gate() -> StopGate:
     """The stop gate of this process; later calls return the same gate. Call this on every rank, before the first step.
 
     Raises:
-        RuntimeMisuse: this process has an Accelerator or a ``ResultsFile``, which stops by itself; or this is not the main thread, and
-            the launcher has not blocked the signals.
+        RuntimeMisuse: this process has an Accelerator or a ``ResultsFile``, which stops by itself; or this is not the
+            main thread, and the launcher has not blocked the signals.
         RankEnvironmentError: the gate's process groups cannot be formed.
     """
     global _gate
@@ -105,7 +104,7 @@ class StopGate:
         self._place = settings.locate(None)
         self._created = time.time()
         self._status = RankStatus()
-        self._flag = _install_flag()
+        self._flag = install_stop_flag("stop_gate()")
         self._step = 0
         self._signs_of_life = 0
         self._save_began: float | None = None
@@ -117,7 +116,7 @@ class StopGate:
         heartbeat = start_heartbeat(self._place.run, self._place.attempt)
         if heartbeat is not None:
             heartbeat.source = self
-        if _torch_has_group():
+        if torch_has_group():
             self._join()
 
     def join(self) -> RankGroup | LoneRank:
@@ -298,7 +297,7 @@ class StopGate:
         return agreed
 
     def _join_ranks(self) -> RankGroup | LoneRank:
-        return _join_ranks()
+        return join_default_group()
 
     def _issue_first(self, agreement: StopAgreement) -> None:
         """Issue the agreement that the first ``step`` reads."""
@@ -376,45 +375,3 @@ class StopGate:
 
 def _saved(checkpoint: str | None) -> str:
     return "nothing was saved" if checkpoint is None else f"saved {checkpoint}"
-
-
-def _install_flag() -> PendingStop | StopFlag:
-    """Install a ``PendingStop`` if the launcher has blocked the signals, else a ``StopFlag``.
-
-    Raises:
-        RuntimeMisuse: handlers are needed, and this is not the main thread.
-    """
-    if PendingStop.applies():
-        pending = PendingStop()
-        pending.install()
-        return pending
-    flag = StopFlag()
-    if not flag.install():
-        raise RuntimeMisuse("stop_gate(): call it in the main thread, which alone can install signal handlers")
-    return flag
-
-
-def _torch_has_group() -> bool:
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
-
-
-def _join_ranks() -> RankGroup | LoneRank:
-    """The ranks of torch's default process group; this process alone if there is no group or it has a single rank.
-
-    Raises:
-        RankEnvironmentError: the gate's process groups cannot be formed.
-    """
-    if not _torch_has_group():
-        return LoneRank(int(os.environ.get("RANK", 0)))
-    import torch
-
-    from hpcaccel.runtime.distributed import process_group
-    from hpcaccel.runtime.distributed.world import place_in_scripts_group
-
-    try:
-        env = rank_env.detect()
-    except RankEnvironmentError:  # the program may have formed its group from an address of its own
-        env = rank_env.ALONE
-    env = place_in_scripts_group(env)
-    return LoneRank(env.rank) if env.world_size == 1 else process_group.join(env, torch.device("cpu"))

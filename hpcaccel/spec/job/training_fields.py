@@ -108,10 +108,10 @@ class RuntimeSection(Section):
     )
     stop: Literal["cooperative", "signals"] | None = Field(
         default=None,
-        description="How the program is stopped. cooperative: it uses hpcaccel.Accelerator or stop_gate and exits at a "
-        "step boundary. signals: it receives SIGTERM, as from Slurm. Default: cooperative for functions, and if the "
-        "script, or a module that it imports from its directory, uses hpcaccel.Accelerator, stop_gate or should_stop; "
-        "otherwise signals.",
+        description="How the program is stopped. cooperative: it uses hpcaccel.Accelerator, stop_gate, ResultsFile or "
+        "a bridge such as HpcaccelCallback, and exits between two steps. signals: it receives SIGTERM, as from Slurm. "
+        "Default: cooperative for functions, and if the script, or a module that it imports from its directory, uses "
+        "one of these or should_stop; otherwise signals.",
     )
     bridge: Literal["transformers"] | None = Field(
         default=None,

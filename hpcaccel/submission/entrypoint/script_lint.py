@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-STOP_NAMES = ("Accelerator", "HpcaccelCallback", "should_stop", "stop_gate")
+STOP_NAMES = ("Accelerator", "HpcaccelCallback", "ResultsFile", "should_stop", "stop_gate")
 """hpcaccel names through which a program detects a stop request; ``hpcaccel.log`` is not one."""
 
 _BY_NAME = {"import_module", "__import__", "run_module"}

@@ -9,7 +9,7 @@ from torch import nn
 
 from hpcaccel import Accelerator
 from hpcaccel.errors import CheckpointError
-from hpcaccel.runtime.checkpointing.load_model import load_checkpoint_in_model
+from hpcaccel.runtime.checkpointing.mapped_load import load_checkpoint_in_model
 
 folder = Path(sys.argv[1])
 

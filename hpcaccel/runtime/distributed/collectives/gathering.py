@@ -193,7 +193,7 @@ def broadcast(value: Any, group: RankGroup, *, from_process: int = 0) -> Any:
 
 
 def _overwrite(tensor: torch.Tensor, found: torch.Tensor) -> None:
-    if tensor.data_ptr() != found.data_ptr():
+    if tensor.device != found.device or tensor.data_ptr() != found.data_ptr() or not found.data_ptr():
         with torch.no_grad():
             tensor.copy_(found)
 
@@ -244,7 +244,7 @@ def is_checked(exchange: Exchange, group: RankGroup) -> bool:
 
 def _by_device(tensors: Sequence[torch.Tensor], group: RankGroup) -> tuple[list[int], list[int]]:
     """Returns the indices of the tensors that use gloo, and the indices of those that use the default group."""
-    on_device = group.device.type != "cpu"
+    on_device = group.device.type not in ("cpu", "xla")  # XLA would compile each of these calls
     theirs = [i for i, tensor in enumerate(tensors) if on_device and tensor.device.type == group.device.type]
     return [index for index in range(len(tensors)) if index not in theirs], theirs
 

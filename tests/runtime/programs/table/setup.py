@@ -143,7 +143,7 @@ def constructor(folder: Path) -> None:
     assert set(raw) == {"used", "unused"}
     with refused("logging_dir", "project_dir"):
         anew(logging_dir="logs")
-    with refused("DeepSpeed", "fsdp"):
+    with refused("DeepSpeed"):
         anew(deepspeed_plugin=object())
     with refused("gradient_acumulation_steps"):
         anew(gradient_acumulation_steps=2)

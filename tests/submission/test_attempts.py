@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcaccel.core.durable_files import append_line
-from hpcaccel.view.attempts import Metrics, count, read_attempts
+from hpcaccel.submission.runs.attempts import Metrics, count, read_attempts
 
 
 def steps_lost(attempts):

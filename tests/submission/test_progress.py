@@ -10,9 +10,9 @@ import pytest
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.records import to_dict
 from hpcaccel.core.stop_requests import StopRequest
+from hpcaccel.submission.runs.progress_display import PlainDisplay, display, follow
 from hpcaccel.submission.runs.status import RunStatus
-from hpcaccel.view.progress import PlainDisplay, display, follow
-from hpcaccel.view.watch import BackgroundQuery, Watcher, facts
+from hpcaccel.submission.runs.watch import BackgroundQuery, Watcher, facts
 
 RUNNING = RunStatus(run_id="r", name="gpt", state="running")
 COMPLETED = replace(RUNNING, state="completed", reason="completed")

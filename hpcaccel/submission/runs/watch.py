@@ -14,9 +14,10 @@ from hpcaccel.core.formatting import clean, duration, number, rate, step_of
 from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import StopRequest, all_requests, pruned
+from hpcaccel.slurm.commands import Slurm
 from hpcaccel.submission.jobs.run_state import read_record
+from hpcaccel.submission.runs.attempts import Attempt, Metrics, current_step, read_attempts, total_steps
 from hpcaccel.submission.runs.status import RunStatus, status
-from hpcaccel.view.attempts import Attempt, Metrics, current_step, read_attempts, total_steps
 
 __all__ = ["QUEUE_SECONDS", "BackgroundQuery", "Snapshot", "Watcher", "describe_end", "facts", "news", "state_line"]
 
@@ -66,12 +67,12 @@ class BackgroundQuery:
         self._status: RunStatus | None = None
 
     @classmethod
-    def about(cls, run: RunDir) -> BackgroundQuery:
+    def about(cls, run: RunDir, slurm: Slurm | None = None) -> BackgroundQuery:
         """A query about ``run`` whose result is reused for as long as ``QUEUE_SECONDS`` says for the run's backend."""
         first = [True]
 
         def query() -> RunStatus:
-            return status(run, patient=not (first and first.pop()))
+            return status(run, slurm, patient=not (first and first.pop()))
 
         return cls(query, seconds=QUEUE_SECONDS[read_record(run).backend])
 

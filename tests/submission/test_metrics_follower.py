@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hpcaccel.view.attempts import Metrics
+from hpcaccel.submission.runs.attempts import Metrics
 
 
 def test_only_new_metric_lines_are_read(hand_made):

@@ -1,0 +1,1 @@
+"""Starting ranks without a batch job: `hpcaccel launch`, and its configuration file."""

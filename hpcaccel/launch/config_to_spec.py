@@ -1,0 +1,209 @@
+"""A job spec with the settings of Accelerate's configuration file."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from hpcaccel.core.formatting import clean
+from hpcaccel.launch.launch_config import LaunchConfig
+
+__all__ = ["to_spec"]
+
+_COMMAND = """\
+  # Put your training script here instead:
+  # script: train.py
+  # args: {lr: 3.0e-4}
+  command: [echo, "hello from a rank"]"""
+_FOUND_BY_THEMSELVES = ("main_process_ip", "main_process_port", "machine_rank", "rdzv_backend", "same_network")
+_NO_FIELD = {
+    "gpu_ids": "Slurm chooses the GPUs of each node",
+    "enable_cpu_affinity": "set slurm.gpu_bind",
+    "mpirun_config": "ranks are started by srun",
+    "fp8_config": "Accelerator(kwargs_handlers=[...]) in the script chooses the FP8 library's settings",
+    "megatron_lm_config": "Megatron-LM is not supported",
+    "tpu_name": "a Slurm job has no TPU pod", "tpu_zone": "a Slurm job has no TPU pod",
+    "tpu_env": "set environment.env", "tpu_vm": "a Slurm job has no TPU pod",
+    "commands": "set environment.setup", "command_file": "set environment.setup",
+}  # fmt: skip
+"""Keys without a counterpart, each with what to do instead. They are left out if they have no value."""
+_FSDP_FIELDS = {"fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_transformer_layer_cls_to_wrap",
+                "fsdp_activation_checkpointing", "fsdp_version", "fsdp_auto_wrap_policy", "fsdp_state_dict_type",
+                "fsdp_sharding_strategy"}  # fmt: skip
+_DYNAMO_FIELDS = {"dynamo_backend"}
+_ZERO_OFF = (None, "none", "None")
+
+
+class _Lines:
+    """Settings and comments of a section."""
+
+    def __init__(self) -> None:
+        self.settings: list[str] = []
+        self.comments: list[str] = []
+
+    def set(self, key: str, value: Any, *, indent: int = 2) -> None:
+        self.settings.append(f"{' ' * indent}{key}: {json.dumps(value, ensure_ascii=False)}")
+
+    def comment(self, text: str) -> None:
+        self.comments.append(f"  # {clean(text)}")
+
+    def __str__(self) -> str:
+        return "\n".join([*self.settings, *self.comments])
+
+
+def to_spec(config: LaunchConfig, *, source: str, name: str = "train", script: str | None = None) -> str:
+    """The text of a job spec. Settings without a counterpart in a spec become comments.
+
+    Args:
+        source: the configuration file's name, for a comment.
+        name: name of the runs.
+        script: path of the training script; None: the spec has a placeholder.
+    """
+    runtime = _runtime(config)
+    entrypoint = _COMMAND if script is None else f"  script: {json.dumps(script, ensure_ascii=False)}\n  args: {{}}"
+    text = (
+        f"# Made by `hpcaccel config to-spec` from {clean(source)}.\n"
+        "# Check it with `hpcaccel validate`, start it with `hpcaccel submit`.\n"
+        f"name: {json.dumps(name, ensure_ascii=False)}\n\n"
+        f"entrypoint:\n{entrypoint}\n\nslurm:\n{_slurm(config)}\n\n"
+    )
+    if runtime.settings or runtime.comments:
+        text += f"runtime:\n{runtime}\n" if runtime.settings else f"runtime: {{}}\n{runtime}\n"
+    return text
+
+
+def _slurm(config: LaunchConfig) -> _Lines:
+    lines = _Lines()
+    nodes = config.num_machines or 1
+    total = config.num_processes if config.num_processes and config.num_processes > 0 else None
+    per_node = math.ceil((total or nodes) / nodes)
+    lines.comment("partition: gpu                  # `sinfo` lists the partitions")
+    lines.comment("account: my_project")
+    lines.set("nodes", nodes)
+    on_cpu = config.use_cpu or config.distributed_type == "MULTI_CPU"
+    lines.set("ntasks_per_node" if on_cpu else "gpus_per_node", per_node)
+    if total is None:
+        lines.comment("num_processes is not set in the file: this is one rank per node")
+    elif per_node * nodes != total:
+        lines.comment(f"num_processes {total} cannot be split evenly over {nodes} nodes: these are {per_node * nodes}")
+    lines.set("time", "1-00:00:00")
+    left = [key for key in _FOUND_BY_THEMSELVES if _is_set(config, key)]
+    if left:
+        lines.comment(f"without a counterpart: {', '.join(left)} (in a job, ranks find each other by themselves)")
+    for key, why in _NO_FIELD.items():
+        if _is_set(config, key):
+            lines.comment(f"without a counterpart: {key} ({why})")
+    return lines
+
+
+_USUAL = {"machine_rank": 0, "rdzv_backend": "static", "same_network": True, "gpu_ids": "all"}
+
+
+def _is_set(config: LaunchConfig, key: str) -> bool:
+    """Whether a key has a value that changes something."""
+    value = getattr(config, key)
+    return value not in (None, False, "", [], {}) and value != _USUAL.get(key)
+
+
+def _runtime(config: LaunchConfig) -> _Lines:
+    lines = _Lines()
+    sharded = config.fsdp_config if config.distributed_type == "FSDP" else None
+    deepspeed = config.deepspeed_config if config.distributed_type == "DEEPSPEED" else None
+    section: dict[str, Any] = {}
+    if sharded is not None:
+        section = _fsdp(sharded, lines)
+    elif deepspeed is not None:
+        section = _deepspeed(deepspeed, lines)
+    lines.settings.insert(0, f"  strategy: {'fsdp' if section else 'ddp'}")
+    if config.mixed_precision:
+        lines.set("mixed_precision", config.mixed_precision)
+    if config.debug:
+        lines.set("debug", True)
+    _compile(config.dynamo_config or {}, lines)
+    _dimensions(config.parallelism_config or {}, section, lines)
+    section.pop("", None)
+    if section:
+        lines.settings.append("  fsdp:")
+        for key, value in section.items():
+            lines.set(key, value, indent=4)
+    return lines
+
+
+def _fsdp(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
+    """The section ``runtime.fsdp``. The empty key marks it as present even if it has no settings."""
+    section: dict[str, Any] = {"": True}
+    strategy = str(values.get("fsdp_sharding_strategy", ""))
+    reshard = values.get("fsdp_reshard_after_forward")
+    strategy = reshard if isinstance(reshard, str) and not strategy else strategy
+    if reshard is False or strategy in ("SHARD_GRAD_OP", "2", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2"):
+        section["reshard_after_forward"] = False
+    if "HYBRID" in strategy:
+        lines.comment(f"fsdp_sharding_strategy {strategy}: set fsdp.shard_size to the number of GPUs of a node")
+    if strategy == "NO_SHARD":
+        lines.comment("fsdp_sharding_strategy NO_SHARD: this is strategy ddp")
+    if values.get("fsdp_offload_params"):
+        section["cpu_offload"] = True
+    if wrap := values.get("fsdp_transformer_layer_cls_to_wrap"):
+        section["wrap"] = [one.strip() for one in str(wrap).split(",") if one.strip()]
+    if values.get("fsdp_activation_checkpointing"):
+        lines.set("activation_checkpointing", True)
+    if values.get("fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP":
+        lines.comment("fsdp_auto_wrap_policy SIZE_BASED_WRAP: name the classes in fsdp.wrap instead")
+    if values.get("fsdp_state_dict_type") not in (None, "SHARDED_STATE_DICT"):
+        lines.comment("fsdp_state_dict_type: checkpoints are sharded; `hpcaccel checkpoint convert` makes whole ones")
+    left = [key for key, value in values.items() if key not in _FSDP_FIELDS and value not in (None, False, "")]
+    if left:
+        lines.comment(f"without a counterpart: {', '.join(sorted(left))}")
+    return section
+
+
+def _deepspeed(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
+    """The section ``runtime.fsdp`` that shards as a ZeRO stage does; empty for stages 0 and 1."""
+    if file := values.get("deepspeed_config_file"):
+        lines.comment(f"deepspeed_config_file {file}: pass it in the script, DeepSpeedPlugin(hf_ds_config=...)")
+        return {}
+    stage = int(values.get("zero_stage", 2))
+    if steps := values.get("gradient_accumulation_steps"):
+        if str(steps).isdecimal():
+            lines.set("gradient_accumulation_steps", int(steps))
+        else:
+            lines.comment(f"gradient_accumulation_steps {steps}: set it in the script")
+    if clip := values.get("gradient_clipping"):
+        lines.comment(f"gradient_clipping {clip}: call accelerator.clip_grad_norm_ in the script")
+    offloads = any(values.get(f"offload_{part}_device") not in _ZERO_OFF for part in ("optimizer", "param"))
+    if stage < 2:
+        lines.comment(f"zero_stage {stage}: ddp keeps the whole optimizer state on every GPU")
+        return {}
+    lines.comment(f"zero_stage {stage}: strategy fsdp shards the same parts of the training, without DeepSpeed")
+    section: dict[str, Any] = {"": True}
+    if stage == 2:
+        section["reshard_after_forward"] = False
+    if offloads:
+        section["cpu_offload"] = True
+        if "nvme" in values.values():
+            lines.comment("offloading to an NVMe disk: cpu_offload uses CPU memory")
+    return section
+
+
+def _compile(values: dict[str, Any], lines: _Lines) -> None:
+    backend = str(values.get("dynamo_backend", "NO")).upper()
+    if backend == "NO":
+        return
+    lines.set("compile", True)
+    if backend != "INDUCTOR":
+        lines.comment(f"dynamo_backend {backend}: set it in the script, Accelerator(dynamo_plugin=...)")
+    left = [key for key, value in values.items() if key not in _DYNAMO_FIELDS and value not in (None, False, "default")]
+    if left:
+        lines.comment(f"without a counterpart: {', '.join(left)} (Accelerator(dynamo_plugin=...) in the script)")
+
+
+def _dimensions(values: dict[str, Any], section: dict[str, Any], lines: _Lines) -> None:
+    sizes = {key.removeprefix("parallelism_config_"): value for key, value in values.items()}
+    if int(sizes.get("tp_size") or 1) > 1:
+        lines.set("tensor_parallel_size", int(sizes["tp_size"]))
+    if int(sizes.get("dp_replicate_size") or 1) > 1 and section:
+        section["shard_size"] = int(sizes.get("dp_shard_size") or 1)
+    for key in ("cp_size", "sp_size"):
+        if int(sizes.get(key) or 1) > 1:
+            lines.comment(f"parallelism_config_{key}: set it in the script, Accelerator(parallelism_config=...)")

@@ -1,0 +1,122 @@
+"""Program that starts the ranks of one machine by torchrun's agent. ``hpcaccel launch`` becomes it; nothing imports it.
+
+Beyond torchrun, it passes SIGUSR1 and SIGUSR2 on, exits as the first failed rank did, and leaves no rank behind when it
+is killed.
+
+Usage: ``python -m hpcaccel.launch.elastic_agent [--quiet] N ARGUMENTS``. The first N arguments are torchrun's, with the
+script at their end. The script's own follow, which torchrun's parser would change: it removes a ``--``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+SHUTDOWN_SECONDS = 300
+"""How long ranks may take to end after a signal: long enough to save a checkpoint. torchrun's default is 30."""
+
+
+class AgentRanks:
+    """The processes of the ranks, by local rank: those of the last restart."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, subprocess.Popen[Any]] = {}
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("orphan_guard.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def watch(self) -> None:
+        """From now on, know of each rank that torchrun starts: a process with a session of its own."""
+        ranks = self
+
+        class Process(subprocess.Popen[Any]):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                if kwargs.get("start_new_session"):
+                    ranks.add((kwargs.get("env") or {}).get("LOCAL_RANK", ""), self)
+
+        subprocess.Popen = Process  # type: ignore[misc]
+
+    def add(self, local_rank: str, process: subprocess.Popen[Any]) -> None:
+        """A rank has been started."""
+        if not self._running:
+            for one in (signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(one, self._pass_on)
+        self._running[local_rank] = process
+        self._tell(" ".join(str(one.pid) for one in self._running.values()))
+
+    def ended(self) -> None:
+        """Tell the guard that no rank is left."""
+        self._tell("done")
+
+    def exit_like(self, received: signal.Signals) -> None:
+        """Exit as the ranks did after a signal: 0 if all of them ended well, else as the first other one."""
+        codes = [one.returncode for _, one in sorted(self._running.items())]
+        bad = [code for code in codes if code]
+        if codes and not bad:
+            sys.exit(0)
+        code = next((code for code in bad if code > 0), bad[0] if bad else -received)
+        if code > 0:
+            sys.exit(code)
+        if code == -signal.SIGKILL:
+            sys.exit(128 + signal.SIGKILL)
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+
+    def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        for process in self._running.values():
+            process.send_signal(signum)
+
+    def _tell(self, line: str) -> None:
+        stdin = self._guard.stdin
+        assert stdin is not None
+        try:
+            stdin.write(f"{line}\n".encode())
+            stdin.flush()
+        except BrokenPipeError:
+            print(
+                "the guard of the ranks has been killed: if this launcher is killed, too, they run on", file=sys.stderr
+            )
+
+
+def main() -> None:
+    """Run torchrun with this process's arguments, and exit with the first failed rank's exit code."""
+    quiet = sys.argv[1] == "--quiet"
+    number, *words = sys.argv[1 + quiet :]
+    count = int(number)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
+    ranks = AgentRanks()
+    ranks.watch()
+    try:
+        from torch.distributed import run
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
+    except ImportError as error:
+        sys.exit(f"error: hpcaccel launch needs torch in {sys.executable} to start several ranks: {error}")
+    try:
+        arguments = run.get_args_parser().parse_args(words[:count])
+        arguments.training_script_args = words[count:]
+        record(run.run)(arguments)
+        ranks.ended()
+    except ChildFailedError as error:
+        ranks.ended()
+        code = error.get_first_failure()[1].exitcode
+        if not quiet:
+            print(error, file=sys.stderr)
+        sys.exit(128 - code if code < 0 else code)
+    except SignalException as error:
+        ranks.ended()
+        ranks.exit_like(error.sigval)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""From the command line, the configuration file and the environment to the one command to run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hpcaccel.errors import UserError
+from hpcaccel.launch.allocation import SlurmAllocation, place
+from hpcaccel.launch.arguments import Arguments
+from hpcaccel.launch.flags import spelled
+from hpcaccel.launch.gpus import count_gpus, visible_variable
+from hpcaccel.launch.group_size import GroupSize, sized
+from hpcaccel.launch.launch_config import LaunchConfig
+from hpcaccel.launch.launch_options import merge, notes
+from hpcaccel.launch.program_variables import program_variables
+from hpcaccel.launch.torchrun_command import ELASTIC, agent_command, free_port, needs_agent, rendezvous
+
+__all__ = ["LaunchPlan", "become", "plan_launch"]
+
+_ENVIRONMENT = {"nproc_per_node": "PET_NPROC_PER_NODE", "nnodes": "PET_NNODES"}
+"""torchrun's variables for options that neither the command line nor the file gives."""
+_TRUE = ("1", "true", "yes", "y", "on")
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """The command that starts the program, and its environment."""
+
+    command: list[str]
+    environ: Mapping[str, str]
+    job_id: str | None = None
+    """The job in which ``command`` is a step of srun; None for a command that this process becomes."""
+    step: str = ""
+    """The name of that step."""
+    notes: list[str] = field(default_factory=list)
+
+
+def plan_launch(arguments: Arguments, config: LaunchConfig | None, environ: Mapping[str, str]) -> LaunchPlan:
+    """What to run.
+
+    Raises:
+        UserError: options that contradict each other, this machine or the allocation, or that are not supported.
+    """
+    where = place(environ, arguments.values)
+    options = merge(arguments, config, in_allocation=where != "machine")
+    if any(environ.get(name, "").lower() in _TRUE for name in ("ACCELERATE_USE_CPU", "HPCACCEL_USE_CPU")):
+        options.setdefault("cpu", True)
+    _require_script(arguments)
+    from_file = frozenset(options) - frozenset(arguments.values)
+    env = {**environ, **program_variables(options, from_file=from_file)}
+    if "shutdown_timeout" in options:
+        env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(options["shutdown_timeout"])
+    hints = notes(arguments.values, options)
+    if where == "rank":
+        return LaunchPlan(_as_rank(arguments, options, environ), env, notes=hints)
+    if where == "allocation":
+        return _in_allocation(arguments, options, env, hints)
+    return _on_this_machine(arguments, options, env, hints)
+
+
+def become(plan: LaunchPlan) -> NoReturn:
+    """Replace this process by the command, which thereby has its signals and its exit code.
+
+    Raises:
+        UserError: the program cannot be started.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(plan.command[0], plan.command, dict(plan.environ))
+    except OSError as error:
+        raise UserError(f"cannot start {plan.command[0]!r}: {error.strerror}") from None
+
+
+def program_command(arguments: Arguments) -> list[str]:
+    """The command of the program itself, as one process."""
+    if arguments.values.get("no_python"):
+        return [arguments.script, *arguments.script_args]
+    module = ["-m"] if arguments.values.get("module") else []
+    return [sys.executable, *module, arguments.script, *arguments.script_args]
+
+
+def _require_script(arguments: Arguments) -> None:
+    script = arguments.script
+    if arguments.values.get("module"):
+        return
+    if arguments.values.get("no_python"):
+        if shutil.which(script) is None:
+            raise UserError(f"there is no program {script!r} that can be started (PATH, execute permission)")
+    elif not Path(script).exists():
+        raise UserError(f"there is no script {script!r} in {os.getcwd()}. For a module, use --module {script}")
+
+
+def _as_rank(arguments: Arguments, options: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    sizes = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    ranks = next((environ[name] for name in sizes if environ.get(name)), "?")
+    asked = arguments.values.get("num_processes")
+    if asked is not None and str(asked) != ranks:
+        raise UserError(
+            f"--num-processes {asked}, but this launcher is one of {ranks} processes that srun or mpirun started, and "
+            "each becomes one rank. Start it once in the job's script, without srun; or as one launcher on each node, "
+            "with --num-machines, --main-process-ip and --rdzv-backend c10d"
+        )
+    return program_command(arguments)
+
+
+def _in_allocation(
+    arguments: Arguments, options: Mapping[str, Any], env: dict[str, str], hints: list[str]
+) -> LaunchPlan:
+    if shutil.which("srun") is None:
+        raise UserError("this is a job of Slurm on several nodes, but srun is not on PATH: load Slurm's module")
+    allocation = SlurmAllocation.of(env)
+    size = allocation.size(options)
+    step_env = allocation.variables(options, size, env)
+    name = f"hpcaccel-launch-{uuid.uuid4().hex[:12]}"
+    idle = [spelled(one) for one in ("machine_rank", "gpu_ids", "rdzv_endpoint") if one in arguments.values]
+    hints = [*hints, *([f"{', '.join(idle)} inside an allocation: Slurm decides"] if idle else [])]
+    agents = any(one in arguments.values for one in ELASTIC)
+    command = program_command(arguments)
+    if agents:
+        meeting = [
+            f"--rdzv-backend={options.get('rdzv_backend', 'c10d')}",
+            f"--rdzv-endpoint={step_env['MASTER_ADDR']}:{step_env['MASTER_PORT']}",
+        ]
+        command = agent_command(arguments, {"rdzv_id": name, **options}, size, meeting)
+    step = allocation.step(command, size, env, name=name, one_each=agents)
+    return LaunchPlan(step, step_env, allocation.job_id, name, hints)
+
+
+def _on_this_machine(
+    arguments: Arguments, options: dict[str, Any], env: dict[str, str], hints: list[str]
+) -> LaunchPlan:
+    if not {"nproc_per_node", "num_processes"} & options.keys() and env.get(_ENVIRONMENT["nproc_per_node"]):
+        options["nproc_per_node"] = env[_ENVIRONMENT["nproc_per_node"]]
+    if not {"nnodes", "num_machines"} & options.keys() and env.get(_ENVIRONMENT["nnodes"]):
+        options["nnodes"] = env[_ENVIRONMENT["nnodes"]]
+    gpus = 0 if options.get("cpu") else count_gpus(env)
+    ids = options.get("gpu_ids")
+    if ids not in (None, "all") and not options.get("cpu"):
+        env[visible_variable(env)] = str(ids).replace(" ", "")
+    if options.get("tpu"):
+        return LaunchPlan(_on_tpu(arguments, options), env, notes=hints)
+    size = sized(options, gpus=gpus)
+    if options.get("mpirun_hostfile"):
+        return LaunchPlan(_by_mpirun(arguments, options, size), _meeting_of_mpi(options, env), notes=hints)
+    if not needs_agent(arguments, options, size):
+        return LaunchPlan(program_command(arguments), env, notes=hints)
+    if size.per_machine.isdecimal() and int(size.per_machine) > 1:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(size.per_machine))))
+    return LaunchPlan(agent_command(arguments, options, size, rendezvous(options, size, env)), env, notes=hints)
+
+
+def _on_tpu(arguments: Arguments, options: Mapping[str, Any]) -> list[str]:
+    if options.get("no_python"):
+        raise UserError("--no-python and --tpu exclude each other: each TPU core calls a function of a Python script")
+    module = ["--module"] if options.get("module") else []
+    function = options.get("main_training_function", "main")
+    program = ["-m", "hpcaccel.launch.tpu_program", *module, function, arguments.script]
+    return [sys.executable, *program, *arguments.script_args]
+
+
+def _by_mpirun(arguments: Arguments, options: Mapping[str, Any], size: GroupSize) -> list[str]:
+    if not (size.machines.isdecimal() and size.per_machine.isdecimal()):
+        raise UserError("--mpirun-hostfile needs a number of ranks: --num-processes and --num-machines")
+    program = shutil.which("mpirun") or shutil.which("mpiexec")
+    if program is None:
+        raise UserError("--mpirun-hostfile: neither mpirun nor mpiexec is on PATH")
+    answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    ours = "Open MPI" in answer
+    hosts, per, bind = ("--hostfile", "--npernode", ["--bind-to", "socket"]) if ours else ("-f", "-ppn", [])
+    ranks = int(size.per_machine) * int(size.machines)
+    layout = [hosts, str(options["mpirun_hostfile"]), per, size.per_machine, "-n", str(ranks), *bind]
+    return [program, *layout, *program_command(arguments)]
+
+
+def _meeting_of_mpi(options: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
+    address = options.get("main_process_ip") or env.get("MASTER_ADDR") or "127.0.0.1"
+    port = options.get("main_process_port") or env.get("MASTER_PORT") or free_port()
+    return {**env, "MASTER_ADDR": str(address), "MASTER_PORT": str(port).strip()}

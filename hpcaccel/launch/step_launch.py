@@ -1,0 +1,90 @@
+"""Running the ranks of an allocation: srun as a child process, its signals, its exit code, and its end."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from hpcaccel.errors import SlurmCommandError
+from hpcaccel.slurm import Slurm
+
+__all__ = ["run_step"]
+
+_PASSED_ON = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2
+)  # fmt: skip
+_BY_SRUN = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that srun passes to its tasks. It answers the others itself: SIGINT by a message, SIGTERM by a kill."""
+_PR_SET_PDEATHSIG = 1
+
+
+def run_step(command: Sequence[str], environ: Mapping[str, str], *, job_id: str, name: str) -> int:
+    """Run srun to its end, and pass the signals of this process to the ranks. Returns srun's exit code.
+
+    If this process is killed, the kernel sends srun SIGTERM, which ends the step. If srun is killed, this process ends
+    the step.
+
+    Args:
+        command: srun and its arguments.
+        name: the step's name in ``command``.
+    """
+    watched = {*_PASSED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    try:
+        return _follow(command, environ, watched, job_id=job_id, name=name)
+    finally:
+        while signal.sigtimedwait(watched, 0):
+            pass  # the ranks have ended: a further signal must not replace their exit code
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _follow(
+    command: Sequence[str], environ: Mapping[str, str], watched: set[signal.Signals], *, job_id: str, name: str
+) -> int:
+    srun = subprocess.Popen(
+        command,
+        env=dict(environ),
+        preexec_fn=_ended_with_this_process(),
+        start_new_session=True,  # a terminal sends Ctrl-C to this process only
+    )
+    while (code := srun.poll()) is None:
+        received = signal.sigtimedwait(watched, 1.0)
+        if received is None or received.si_signo == signal.SIGCHLD:
+            continue
+        number = signal.Signals(received.si_signo)
+        if number in _BY_SRUN:
+            srun.send_signal(number)
+        elif not _signal_ranks(job_id, name, number):
+            srun.terminate()
+    if code == -signal.SIGKILL:
+        _signal_ranks(job_id, name, signal.SIGKILL)
+    return 128 - code if code < 0 else code
+
+
+def _signal_ranks(job_id: str, name: str, number: signal.Signals) -> bool:
+    """Send a signal to the ranks; False if their step has not begun, or Slurm does not respond."""
+    slurm = Slurm()
+    try:
+        step = slurm.step_named(job_id, name)
+        return step is not None and slurm.signal_step(job_id, step, number.name.removeprefix("SIG"))
+    except SlurmCommandError as error:
+        print(f"hpcaccel launch: {number.name} for the ranks: {error}", file=sys.stderr)
+        return False
+
+
+def _ended_with_this_process() -> Callable[[], None]:
+    """A ``preexec_fn``: the child gets SIGTERM when this process dies, and blocks no signals."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def between_fork_and_exec() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before prctl
+            os._exit(128 + signal.SIGTERM)
+
+    return between_fork_and_exec

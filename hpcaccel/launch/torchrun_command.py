@@ -1,0 +1,128 @@
+"""The command that starts the ranks of one machine by torchrun's agent."""
+
+from __future__ import annotations
+
+import random
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hpcaccel.errors import UserError
+from hpcaccel.launch.arguments import Arguments
+from hpcaccel.launch.flags import spelled
+from hpcaccel.launch.group_size import GroupSize
+
+__all__ = ["ELASTIC", "TORCHRUN", "agent_command", "free_port", "needs_agent", "rendezvous"]
+
+ELASTIC = (
+    "max_restarts", "log_dir", "redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters",
+    "duplicate_stderr_filters", "logs_specs", "monitor_interval", "start_method", "event_log_handler", "role",
+    "local_addr", "numa_binding", "signals_to_handle", "virtual_local_rank", "run_path", "rdzv_conf",
+)  # fmt: skip
+"""Options that only torchrun's agent has."""
+TORCHRUN = ("nproc_per_node", "nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
+"""Options of torchrun: whoever gives them expects torchrun's variables, also for a single rank."""
+_PARADIGMS = ("multi_gpu", "multi_device", "use_fsdp", "use_deepspeed", "use_parallelism_config")
+DEFAULT_PORT = 29_500
+_PORTS = range(10_000, 32_768)
+"""Ports that the kernel does not use for connections to other machines (ip(7))."""
+_TRIES = 100
+
+
+def needs_agent(arguments: Arguments, options: Mapping[str, Any], size: GroupSize) -> bool:
+    """Whether the ranks are started by torchrun's agent. A single process on one machine does not need it."""
+    given = arguments.values
+    return (
+        not size.is_one
+        or any(name in given for name in (*ELASTIC, *TORCHRUN))
+        or any(options.get(name) for name in _PARADIGMS)
+    )
+
+
+def agent_command(
+    arguments: Arguments, options: Mapping[str, Any], size: GroupSize, meeting: Sequence[str]
+) -> list[str]:
+    """The command. ``meeting`` is what ``rendezvous`` returns."""
+    passed = [spelled(name) for name in ("module", "no_python", "virtual_local_rank", "run_path") if options.get(name)]
+    for name in (*ELASTIC, "rdzv_id"):
+        value = options.get(name)
+        if value is not None and value is not True:  # switches are above
+            passed.append(f"{spelled(name)}={value}")
+    torchrun = [
+        *(f"--nnodes={size.machines}", f"--nproc-per-node={size.per_machine}"),
+        *meeting,
+        *passed,
+        *(["--"] if arguments.script.startswith("-") else []),
+        arguments.script,
+    ]
+    quiet = ["--quiet"] if options.get("quiet") else []
+    agent = [sys.executable, "-m", "hpcaccel.launch.elastic_agent", *quiet]
+    return [*agent, str(len(torchrun)), *torchrun, *arguments.script_args]
+
+
+def rendezvous(options: Mapping[str, Any], size: GroupSize, environ: Mapping[str, str]) -> list[str]:
+    """torchrun's flags for how the machines find each other.
+
+    Raises:
+        UserError: a value is missing that the machines need, or the port is in use.
+    """
+    elastic = ":" in size.machines and len(set(size.machines.split(":"))) > 1
+    several = size.machines not in ("1", "1:1")
+    backend = options.get("rdzv_backend") or ("c10d" if elastic else "static")
+    endpoint = options.get("rdzv_endpoint")
+    address, port = options.get("main_process_ip"), options.get("main_process_port") or 0
+    if several:
+        address = address or environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR")
+        port = port or _port_of(environ) or DEFAULT_PORT
+    if elastic and backend == "static":
+        raise UserError(f"--nnodes {size.machines} needs a rendezvous that can change: --rdzv-backend c10d")
+    if options.get("standalone") or not (several or endpoint or port):
+        return ["--standalone"]
+    if several and not (endpoint or address):
+        what = "--rdzv-endpoint HOST:PORT" if backend != "static" else "--main-process-ip ADDRESS"
+        raise UserError(f"{size.machines} machines: {what} of machine 0 is missing")
+    if backend != "static":
+        return [f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint or f'{address}:{port}'}"]
+    rank = _machine_rank(options, environ, several=several)
+    if endpoint:
+        return [f"--node-rank={rank}", f"--rdzv-endpoint={endpoint}"]
+    if rank == 0 and not _is_free(port):
+        advice = "" if several else ", or leave it out for a free one"
+        raise UserError(f"port {port} is in use on this machine. Choose another one with --main-process-port{advice}")
+    return [f"--node-rank={rank}", f"--master-addr={address or '127.0.0.1'}", f"--master-port={port}"]
+
+
+def _machine_rank(options: Mapping[str, Any], environ: Mapping[str, str], *, several: bool) -> int:
+    if not several:
+        return 0
+    for value in (options.get("machine_rank"), environ.get("PET_NODE_RANK"), environ.get("SLURM_NODEID")):
+        if value is not None and str(value).isdecimal():
+            return int(value)
+    raise UserError("several machines: --machine-rank of this one is missing (0, 1, …), or use --rdzv-backend c10d")
+
+
+def _port_of(environ: Mapping[str, str]) -> int | None:
+    """The port in MASTER_PORT; None if it is not set."""
+    text = (environ.get("PET_MASTER_PORT") or environ.get("MASTER_PORT") or "").strip()
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise UserError(f"MASTER_PORT={text!r} must be a number")
+    return int(text)
+
+
+def free_port() -> int:
+    """A port that no program on this machine uses, chosen at random."""
+    dice = random.SystemRandom()
+    return next((port for port in (dice.choice(_PORTS) for _ in range(_TRIES)) if _is_free(port)), DEFAULT_PORT)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""DeepSpeed behind ``prepare``: its engine shards, steps, clips and scales."""

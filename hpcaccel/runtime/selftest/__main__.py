@@ -1,0 +1,80 @@
+"""The program of each rank of ``hpcaccel test``: ``python -m hpcaccel.runtime.selftest --results DIR``.
+
+The checks run in a child process. If it is killed, this process records by what, and still ends with exit code 0: after
+another code, srun would kill the ranks that are still at work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcaccel.runtime.selftest.check_runner import ResultLog
+
+__all__ = ["main"]
+
+PR_SET_PDEATHSIG = 1
+"""See prctl(2)."""
+LINGER_SECONDS = 150.0
+_LAST = (b'"check":"end"', b'"state":"timeout"', b'"state":"killed"')
+"""Parts of the last line of a rank that has ended."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the self-test of this rank in a child process. Returns its exit code, or 0 if it was killed."""
+    parent = os.getpid()
+    child = os.fork()  # before torch is imported
+    if child == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)  # the parent ended before the call above
+        code = 1
+        try:
+            from hpcaccel.runtime.selftest.self_test import main as run
+
+            code = run(arguments)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _: os.kill(child, received))
+    while True:
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status) or os.WIFEXITED(status):
+            break
+    code = os.waitstatus_to_exitcode(status)
+    results = Path(arguments[list(arguments).index("--results") + 1])
+    if code < 0:
+        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or ""
+        log = ResultLog(results, rank=int(rank) if rank.isdigit() else None, pid=child)
+        log.write("process", "killed", message=f"was killed by {signal.Signals(-code).name}")
+    if code <= 0 and os.environ.get("SLURM_STEP_ID"):
+        _wait_for_other_ranks(results)
+    return max(code, 0)
+
+
+def _wait_for_other_ranks(results: Path) -> None:
+    """Wait until the ranks that have results have ended, for at most ``LINGER_SECONDS``.
+
+    hpcaccel starts srun with ``--wait=60``: a minute after the first rank has ended, it kills the others, which may
+    still wait for this one.
+    """
+    end = time.monotonic() + LINGER_SECONDS
+    while time.monotonic() < end:
+        last_lines = [path.read_bytes().rpartition(b'{"selftest"')[2] for path in results.glob("rank-*.jsonl")]
+        if all(any(word in line for word in _LAST) for line in last_lines):
+            return
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""What handles to runs, arrays and sweeps have in common: status, waiting, progress, stop, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Generator
+from concurrent.futures import Future, InvalidStateError
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcaccel.core.notebook import notebook_shell
+from hpcaccel.core.records import RunRecord
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.slurm.commands import Slurm
+from hpcaccel.submission.jobs.run_state import read_facts, read_record
+from hpcaccel.submission.runs import control
+from hpcaccel.submission.runs.status import RunStatus, status
+
+if TYPE_CHECKING:
+    from hpcaccel.submission.runs.watch import Watcher
+
+__all__ = ["CONFIRM_SECONDS", "LOOK_SECONDS", "QUERY_SECONDS", "Handle"]
+
+QUERY_SECONDS = {"slurm": 30.0, "local": 1.0}
+"""Interval at which ``wait`` reads the scheduler's state, which is cached for longer (``slurm.queue_cache``). The run
+directory, where most ends appear first, is read more often."""
+LOOK_SECONDS = 1.0
+CONFIRM_SECONDS = 10.0
+"""A run that seems lost is checked again after this time, because file systems and queues may lag."""
+
+
+class Handle:
+    """The common part of runs, arrays and sweeps."""
+
+    def __init__(self, path: str | os.PathLike[str], *, slurm: Slurm | None = None, is_known: bool = False) -> None:
+        self.dir = RunDir(path)
+        self._slurm = slurm
+        if not is_known:
+            self.record  # noqa: B018 - raises now, not later, if this is not a run directory
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        return self.dir.path
+
+    @property
+    def run_id(self) -> str:
+        return self.dir.run_id
+
+    @property
+    def record(self) -> RunRecord:
+        return read_record(self.dir)
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def job_id(self) -> str:
+        """Id of the newest job of the run; "" if there is none."""
+        job_ids = self.record.job_ids
+        return job_ids[-1] if job_ids else ""
+
+    def status(self, *, patient: bool = False) -> RunStatus:
+        """The current status. The scheduler is queried rarely, and only if the run directory is not enough.
+
+        Args:
+            patient: for repeated calls; see :func:`hpcaccel.submission.runs.status.statuses`.
+        """
+        return status(self.dir, self._slurm, patient=patient)
+
+    def wait(
+        self, timeout: float | None = None, *, timeout_seconds: float | None = None, progress: bool | None = None
+    ) -> RunStatus:
+        """Wait until the run has ended or is paused.
+
+        Args:
+            timeout: in seconds, as in ``concurrent.futures``; ``timeout_seconds`` is the same.
+            progress: whether to show the progress meanwhile: state, step, newest values, time left. It is shown in the
+                notebook's cell, or on stderr. Default: only in a notebook.
+
+        Raises:
+            TimeoutError: the run has not ended within ``timeout``; it continues.
+        """
+        timeout_seconds = timeout if timeout_seconds is None else timeout_seconds
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        if notebook_shell() is not None if progress is None else progress:
+            return self._follow(deadline)
+        query_seconds = QUERY_SECONDS[self.record.backend]
+        queried = float("-inf")
+        looked_lost: float | None = None
+        while True:
+            now = time.monotonic()
+            if self._settled() or now - queried >= query_seconds or looked_lost is not None:
+                current, queried = self.status(patient=queried > 0), now
+                if current.ended and (current.state != "lost" or looked_lost is not None):
+                    return current
+                looked_lost = now if current.ended else None
+            if deadline is not None and now >= deadline:
+                raise TimeoutError(f"run {self.run_id} has not ended within {timeout_seconds:g} s; it continues")
+            pause = CONFIRM_SECONDS if looked_lost is not None else self._look_seconds
+            time.sleep(pause if deadline is None else max(0.0, min(pause, deadline - now)))
+
+    def _follow(self, deadline: float | None) -> RunStatus:
+        """Wait with a display of the progress. ``deadline`` is in monotonic seconds."""
+        from hpcaccel.submission.runs.progress_display import display, follow
+
+        with display() as shown:
+            return follow(self._watcher(), shown, deadline=deadline).status
+
+    def _watcher(self) -> Watcher:
+        from hpcaccel.submission.runs.watch import BackgroundQuery, Watcher
+
+        return Watcher(self.dir, BackgroundQuery.about(self.dir, self._slurm))
+
+    def _repr_html_(self) -> str:
+        """The run's state and newest values, as a notebook shows them."""
+        from hpcaccel.submission.runs.notebook_display import run_html
+
+        job = f"job {self.job_id} · " if self.job_id else ""
+        return run_html(self._watcher().look(), lines=[f"{job}{self.path}"])
+
+    def _settled(self) -> bool:
+        return read_facts(self.dir).settled is not None
+
+    def _outcome(self) -> Any:
+        """The value of this handle's future, which a thread waits for: without a display."""
+        return self.wait(progress=False)
+
+    def as_future(self) -> Future[Any]:
+        """A future for ``concurrent.futures.wait``. Its value is the result, an array's results, or a sweep's status.
+
+        A thread of this process waits. Cancelling the future does not affect the run: use :meth:`cancel`.
+        """
+        future: Future[Any] = Future()
+
+        def wait() -> None:
+            with contextlib.suppress(InvalidStateError):  # the future was cancelled
+                try:
+                    future.set_result(self._outcome())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        threading.Thread(target=wait, name=f"hpcaccel-{self.run_id}", daemon=True).start()
+        return future
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """``await run`` returns the result of :meth:`as_future`."""
+        return asyncio.wrap_future(self.as_future()).__await__()
+
+    @property
+    def _look_seconds(self) -> float:
+        return LOOK_SECONDS
+
+    def stop(self, then: control.Then = "pause") -> None:
+        """Stop the run after a save; see :func:`hpcaccel.submission.runs.control.request_stop`."""
+        control.request_stop(self.dir, then=then, slurm=self._slurm)
+
+    def save(self) -> None:
+        """Save a checkpoint now and continue; see :func:`hpcaccel.submission.runs.control.request_save`."""
+        control.request_save(self.dir, slurm=self._slurm)
+
+    def cancel(self) -> None:
+        """Cancel the run now, without a requeue; see :func:`hpcaccel.submission.runs.control.request_cancel`."""
+        control.request_cancel(self.dir, slurm=self._slurm)
+
+    def resume(self) -> None:
+        """Continue the run in a new job; see :func:`hpcaccel.submission.runs.control.resume`."""
+        control.resume(self.dir, slurm=self._slurm)

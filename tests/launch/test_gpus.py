@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel.launch.gpus import count_gpus, visible_variable
+
+NVIDIA_SMI = """#!/bin/bash
+echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'
+echo '  MIG 1g.10gb     Device  0: (UUID: MIG-1)'
+echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'
+"""
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty sysfs, and a PATH without nvidia-smi."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path / "sys"
+
+
+@pytest.mark.parametrize(
+    ("value", "count"), [("0,1,3", 3), ("", 0), ("-1", 0), ("2,-1,0", 1), ("GPU-8932f937,GPU-1", 2)]
+)
+def test_visible_devices_decide(system: Path, value: str, count: int) -> None:
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": value}, system=system) == count
+    assert count_gpus({"ZE_AFFINITY_MASK": value}, system=system) == count
+
+
+def test_nvidia_smi_lists_gpus(system: Path, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    assert count_gpus({}, system=system) == 2
+    assert visible_variable({}, system=system) == "CUDA_VISIBLE_DEVICES"
+
+
+def test_nvidia_smi_without_a_driver_lists_none(system: Path, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/bash\necho 'GPU access blocked by the operating system'; exit 9\n")
+    program.chmod(0o755)
+    assert count_gpus({}, system=system) == 0
+
+
+def test_kernel_lists_amds_gpus(system: Path) -> None:
+    for number, units in enumerate((0, 440, 440)):
+        node = system / f"class/kfd/kfd/topology/nodes/{number}"
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {units}\nmem_banks_count 1\n")
+    assert count_gpus({}, system=system) == 2
+    assert visible_variable({}, system=system) == "CUDA_VISIBLE_DEVICES"
+
+
+def test_kernel_lists_intels_gpus_for_computing(system: Path) -> None:
+    for number, (vendor, kind) in enumerate(
+        [("0x8086", "0x038000"), ("0x8086", "0x030000"), ("0x1a03", "0x038000"), ("0x8086", "0x038000")]
+    ):
+        device = system / f"bus/pci/devices/0000:{number:02d}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    assert count_gpus({}, system=system) == 2
+    assert visible_variable({}, system=system) == "ZE_AFFINITY_MASK"
+
+
+def test_machine_without_gpus(system: Path) -> None:
+    assert count_gpus({}, system=system) == 0
