@@ -32,6 +32,8 @@ _FSDP_FIELDS = {"fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_trans
                 "fsdp_activation_checkpointing", "fsdp_version", "fsdp_auto_wrap_policy", "fsdp_state_dict_type",
                 "fsdp_sharding_strategy"}  # fmt: skip
 _DYNAMO_FIELDS = {"dynamo_backend"}
+_DEEPSPEED_FIELDS = {"deepspeed_config_file", "zero_stage", "gradient_accumulation_steps", "gradient_clipping",
+                     "offload_optimizer_device", "offload_param_device"}  # fmt: skip
 _ZERO_OFF = (None, "none", "None")
 
 
@@ -110,29 +112,28 @@ def _runtime(config: LaunchConfig) -> _Lines:
     lines = _Lines()
     sharded = config.fsdp_config if config.distributed_type == "FSDP" else None
     deepspeed = config.deepspeed_config if config.distributed_type == "DEEPSPEED" else None
-    section: dict[str, Any] = {}
+    strategy, section = "ddp", dict[str, Any]()
     if sharded is not None:
-        section = _fsdp(sharded, lines)
+        strategy, section = "fsdp", _fsdp(sharded, lines)
     elif deepspeed is not None:
-        section = _deepspeed(deepspeed, lines)
-    lines.settings.insert(0, f"  strategy: {'fsdp' if section else 'ddp'}")
+        strategy, section = "deepspeed", _deepspeed(deepspeed, lines)
+    lines.settings.insert(0, f"  strategy: {strategy}")
     if config.mixed_precision:
         lines.set("mixed_precision", config.mixed_precision)
     if config.debug:
         lines.set("debug", True)
     _compile(config.dynamo_config or {}, lines)
-    _dimensions(config.parallelism_config or {}, section, lines)
-    section.pop("", None)
+    _dimensions(config.parallelism_config or {}, section if sharded is not None else None, lines)
     if section:
-        lines.settings.append("  fsdp:")
+        lines.settings.append(f"  {strategy}:")
         for key, value in section.items():
             lines.set(key, value, indent=4)
     return lines
 
 
 def _fsdp(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
-    """The section ``runtime.fsdp``. The empty key marks it as present even if it has no settings."""
-    section: dict[str, Any] = {"": True}
+    """The section ``runtime.fsdp``."""
+    section: dict[str, Any] = {}
     strategy = str(values.get("fsdp_sharding_strategy", ""))
     reshard = values.get("fsdp_reshard_after_forward")
     strategy = reshard if isinstance(reshard, str) and not strategy else strategy
@@ -159,30 +160,28 @@ def _fsdp(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
 
 
 def _deepspeed(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
-    """The section ``runtime.fsdp`` that shards as a ZeRO stage does; empty for stages 0 and 1."""
-    if file := values.get("deepspeed_config_file"):
-        lines.comment(f"deepspeed_config_file {file}: pass it in the script, DeepSpeedPlugin(hf_ds_config=...)")
-        return {}
-    stage = int(values.get("zero_stage", 2))
+    """The section ``runtime.deepspeed``."""
+    section: dict[str, Any] = {}
+    file = values.get("deepspeed_config_file")
+    if not file:
+        section["zero_stage"] = int(values.get("zero_stage", 2))
+    elif clean(str(file)) == str(file):
+        section["config_file"] = str(file)
+    else:
+        lines.comment(f"deepspeed_config_file {file}: a path must be on one line")
     if steps := values.get("gradient_accumulation_steps"):
         if str(steps).isdecimal():
             lines.set("gradient_accumulation_steps", int(steps))
         else:
             lines.comment(f"gradient_accumulation_steps {steps}: set it in the script")
-    if clip := values.get("gradient_clipping"):
-        lines.comment(f"gradient_clipping {clip}: call accelerator.clip_grad_norm_ in the script")
-    offloads = any(values.get(f"offload_{part}_device") not in _ZERO_OFF for part in ("optimizer", "param"))
-    if stage < 2:
-        lines.comment(f"zero_stage {stage}: ddp keeps the whole optimizer state on every GPU")
-        return {}
-    lines.comment(f"zero_stage {stage}: strategy fsdp shards the same parts of the training, without DeepSpeed")
-    section: dict[str, Any] = {"": True}
-    if stage == 2:
-        section["reshard_after_forward"] = False
-    if offloads:
-        section["cpu_offload"] = True
-        if "nvme" in values.values():
-            lines.comment("offloading to an NVMe disk: cpu_offload uses CPU memory")
+    if (clip := values.get("gradient_clipping")) and str(clip).replace(".", "", 1).isdecimal():
+        section["gradient_clipping"] = float(clip)
+    for part, key in (("optimizer", "offload_optimizer"), ("param", "offload_params")):
+        if (device := values.get(f"offload_{part}_device")) not in _ZERO_OFF:
+            section[key] = device
+    left = [key for key, value in values.items() if key not in _DEEPSPEED_FIELDS and value not in (None, False, "")]
+    if left:
+        lines.comment(f"without a counterpart: {', '.join(sorted(left))} (set them in deepspeed.config_file)")
     return section
 
 
@@ -198,12 +197,12 @@ def _compile(values: dict[str, Any], lines: _Lines) -> None:
         lines.comment(f"without a counterpart: {', '.join(left)} (Accelerator(dynamo_plugin=...) in the script)")
 
 
-def _dimensions(values: dict[str, Any], section: dict[str, Any], lines: _Lines) -> None:
+def _dimensions(values: dict[str, Any], fsdp: dict[str, Any] | None, lines: _Lines) -> None:
     sizes = {key.removeprefix("parallelism_config_"): value for key, value in values.items()}
     if int(sizes.get("tp_size") or 1) > 1:
         lines.set("tensor_parallel_size", int(sizes["tp_size"]))
-    if int(sizes.get("dp_replicate_size") or 1) > 1 and section:
-        section["shard_size"] = int(sizes.get("dp_shard_size") or 1)
+    if int(sizes.get("dp_replicate_size") or 1) > 1 and fsdp is not None:
+        fsdp["shard_size"] = int(sizes.get("dp_shard_size") or 1)
     for key in ("cp_size", "sp_size"):
         if int(sizes.get(key) or 1) > 1:
             lines.comment(f"parallelism_config_{key}: set it in the script, Accelerator(parallelism_config=...)")

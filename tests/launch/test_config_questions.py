@@ -177,19 +177,22 @@ def test_settings_become_fields_of_the_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"zero_stage": 1}, ("ddp", True, False)),
-        ({"zero_stage": 2}, ("fsdp", False, False)),
-        ({"zero_stage": 3, "offload_param_device": "cpu"}, ("fsdp", True, True)),
+        ({"zero_stage": 1}, {"zero_stage": 1}),
+        (
+            {"zero_stage": 3, "offload_param_device": "cpu", "gradient_clipping": "0.5", "zero3_init_flag": True},
+            {"zero_stage": 3, "offload_params": "cpu", "gradient_clipping": 0.5},
+        ),
+        ({"deepspeed_config_file": "ds.json"}, {"config_file": "ds.json"}),
     ],
 )
-def test_zero_stage_becomes_the_strategy_that_shards_the_same(
-    tmp_path: Path, values: dict[str, Any], expected: tuple[str, bool, bool]
+def test_deepspeed_settings_become_fields_of_the_spec(
+    tmp_path: Path, values: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     config = LaunchConfig(distributed_type="DEEPSPEED", deepspeed_config=values, num_processes=2)
     spec, text = spec_of(config, tmp_path)
-    fsdp = spec.runtime.fsdp
-    assert (spec.runtime.strategy, fsdp.reshard_after_forward, fsdp.cpu_offload) == expected
-    assert f"zero_stage {values['zero_stage']}" in text, "a comment says what became of it"
+    assert spec.runtime.strategy == "deepspeed"
+    assert spec.runtime.deepspeed.model_dump(exclude_none=True) == expected
+    assert ("zero3_init_flag" in text) == ("zero3_init_flag" in values), "a comment says what has no counterpart"
 
 
 @pytest.mark.parametrize(
