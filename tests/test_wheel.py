@@ -150,7 +150,7 @@ def test_wheel_metadata_lists_its_requirements(wheel: Path) -> None:
         "dev",
     }
     core = {need.partition(">")[0] for need in said.get_all("Requires-Dist", []) if "extra ==" not in need}
-    assert core == {"fabric", "jinja2", "pydantic", "pyyaml", "rich", "submitit", "typer"}
+    assert core == {"fabric", "jinja2", "pydantic", "pyyaml", "questionary", "rich", "submitit", "typer"}
 
 
 def test_source_archive_builds_the_same_wheel(tmp_path: Path) -> None:

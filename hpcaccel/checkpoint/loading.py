@@ -92,7 +92,7 @@ def find_checkpoint(directory: Path, resume: str | Path) -> Path | None:
         directory: the training's own directory of checkpoints.
 
     Raises:
-        CheckpointError: the named checkpoint does not exist, or ``newest_good`` raised the error.
+        CheckpointError: the named checkpoint does not exist, or no intact one is left; see ``newest_good``.
     """
     if resume == "auto":
         return newest_good(directory, ours=True)

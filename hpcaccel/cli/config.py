@@ -49,14 +49,27 @@ def config(
     without_questions: Annotated[
         bool, typer.Option("--default", help="Ask nothing: the same as `config default`.")
     ] = False,
+    mixed_precision: Annotated[
+        str | None,
+        typer.Option(
+            "--mixed-precision", "--mixed_precision", metavar="PRECISION", help="With --default: no, fp16, bf16 or fp8."
+        ),
+    ] = None,
 ) -> None:
     """Ask how `hpcaccel launch` starts ranks, and write the answers to Accelerate's default_config.yaml."""
     if ctx.invoked_subcommand is not None:
+        if without_questions or mixed_precision is not None:
+            raise UserError(
+                f"--default and --mixed-precision go with `hpcaccel config` alone: write the option after "
+                f"`hpcaccel config {ctx.invoked_subcommand}` if that command has it"
+            )
         ctx.obj = config_file
         return
     if without_questions:
-        _write_default("no", config_file)
+        _write_default(mixed_precision or "no", config_file)
         return
+    if mixed_precision is not None:
+        raise UserError("--mixed-precision needs --default: without it, a question asks for the precision")
     from hpcaccel.launch.config_questions import ask_everything
     from hpcaccel.launch.launch_config import save_config
     from hpcaccel.launch.terminal_asker import TerminalAsker
@@ -68,12 +81,12 @@ def config(
 
 
 def default(ctx: typer.Context, config_file: ConfigFile = None, mixed_precision: Precision = "no") -> None:
-    """Write a file for this machine's GPUs, without questions. An existing file is kept."""
+    """Write a configuration file for this machine's GPUs, without questions. An existing file is kept."""
     _write_default(mixed_precision, config_file or ctx.obj)
 
 
 def update(ctx: typer.Context, config_file: ConfigFile = None) -> None:
-    """Bring an old file up to date. The old one is kept as FILE.bak."""
+    """Bring an old configuration file up to date. The old one is kept as FILE.bak."""
     from hpcaccel.launch.config_update import update_config
     from hpcaccel.launch.launch_config import load_config
 
@@ -85,7 +98,7 @@ def update(ctx: typer.Context, config_file: ConfigFile = None) -> None:
 
 
 def show(ctx: typer.Context, config_file: ConfigFile = None, json: Json = False) -> None:
-    """Show the file that `hpcaccel launch` would use."""
+    """Show the configuration file that `hpcaccel launch` would use."""
     import yaml
 
     path, loaded = _loaded(config_file or ctx.obj)
@@ -125,7 +138,7 @@ def env(
     config_file: ConfigFile = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="The Python of the ranks, for torch's part. Default: this one."),
+        typer.Option(metavar="PATH", help="The ranks' Python, which reports torch's version. Default: this one."),
     ] = None,
     json: Json = False,
 ) -> None:

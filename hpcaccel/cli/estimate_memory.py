@@ -51,8 +51,8 @@ SequenceLength = Annotated[
 Recomputes = Annotated[
     bool, typer.Option("--activation-checkpointing", help="Activations are recomputed in the backward pass.")
 ]
-AttentionKind = Annotated[str, typer.Option(metavar="KIND", help="sdpa, or eager: the matrix of attention is stored.")]
-Python = Annotated[str | None, typer.Option(metavar="PATH", help="The Python that has torch. Default: this one.")]
+AttentionKind = Annotated[str, typer.Option(metavar="KIND", help="sdpa, or eager, which stores the attention matrix.")]
+Python = Annotated[str | None, typer.Option(metavar="PATH", help="Python interpreter with torch. Default: this one.")]
 
 
 def estimate_memory(

@@ -125,7 +125,7 @@ def _fail(messages: list[str], exit_code: int, *, hints: list[str] | None = None
 
 
 class Program(typer.Typer):
-    """The root app. It builds only the commands that a command line needs: to build all takes longer than many run."""
+    """The root app. Builds only the commands that a command line needs: building all takes longer than many run."""
 
     def __call__(self, args: Sequence[str] | None = None, **options: Any) -> Any:
         return super(Program, self._reduced_for(sys.argv[1:] if args is None else args)).__call__(args, **options)

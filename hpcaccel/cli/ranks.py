@@ -57,7 +57,7 @@ def logs(
 
 
 def stream_logs(request: Mapping[str, Any], write: Callable[[bytes, dict[str, Any]], None]) -> str:
-    """Answer the ``logs`` command of another machine: write the logs in chunks, starting at ``request["position"]``.
+    """Serve the ``logs`` command of another machine: write the logs in chunks, starting at ``request["position"]``.
 
     Args:
         request: a mapping with the keys ``run``, ``rank``, ``attempt``, ``follow`` and ``position``.

@@ -22,6 +22,7 @@ from hpcaccel.errors import UserError
 if TYPE_CHECKING:
     from hpcaccel.core.run_dir import RunDir
     from hpcaccel.submission.remote.remote_cluster import RemoteCluster
+    from hpcaccel.submission.submit.salloc import SallocAllocation
     from hpcaccel.view.selftest_results import SelftestResults
 
 __all__ = ["selftest"]
@@ -144,15 +145,22 @@ def _run_inside(spec: dict[str, Any], overrides: Sequence[str], *, runs_dir: Pat
     from hpcaccel.submission.submit.salloc import allocation_around, overrides_inside, prepared_inside, run_script
 
     slurm, around = Slurm(), allocation_around()
-    gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    ranks = f"gpus_per_node={gpus}" if gpus.isdigit() and gpus != "0" else "ntasks_per_node=1"
-    settings = [f"slurm.{ranks}", *overrides, *overrides_inside(around, slurm, time.time())]
+    settings = [_ranks_inside(around), *overrides, *overrides_inside(around, slurm, time.time())]
     prepared = prepare(spec_from_values(spec), runs_dir=runs_dir, overrides=settings, slurm=slurm, facts=False)
     run = submit_prepared(prepared_inside(prepared, around, slurm), once=Always())
     note(f"running {run.run_id} on {', '.join(around.nodes)}: {run.path}")
     with _stdout_to_stderr():  # the batch step's messages
         run_script(run.dir, show_output=_progress(run.dir))
     _show(_results_of(run.dir), json=json, logs=run.dir)
+
+
+def _ranks_inside(around: SallocAllocation) -> str:
+    """The override for the ranks on each node of an allocation: one per GPU, without GPUs one."""
+    from hpcaccel.launch.allocation import gpus_on_each_node
+    from hpcaccel.submission.submit.salloc import of_first_component
+
+    gpus = gpus_on_each_node(of_first_component(os.environ), around.job_id, len(around.nodes))
+    return f"slurm.gpus_per_node={gpus}" if gpus else "slurm.ntasks_per_node=1"
 
 
 @contextmanager

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from hpcaccel.cli.output import note
@@ -30,6 +33,8 @@ LOOK_SECONDS = 0.2
 TIMEOUTS, MORE_SECONDS = 12, 600.0
 """The ranks are killed after this many timeouts and this many seconds more: longer than all limits of their checks."""
 SMI_SECONDS = 30.0
+PR_SET_PDEATHSIG = 1
+"""See prctl(2)."""
 _DROPPED = ("SLURM_", "TORCHELASTIC_", "HPCACCEL_RUN_DIR", "HPCACCEL_ATTEMPT", "HPCACCEL_PROTOCOL", "OMPI_", "PMI_")
 
 
@@ -38,6 +43,7 @@ def run_on_this_machine(count: int | None, *, timeout_seconds: float, runs_dir: 
 
     Raises:
         UserError: no folder for the results can be created, or this Python has no torch.
+        SystemExit: SIGTERM or SIGHUP arrived. The ranks are ended and the folders deleted, as after SIGINT.
     """
     from hpcaccel.view.selftest_results import read_results
 
@@ -46,6 +52,7 @@ def run_on_this_machine(count: int | None, *, timeout_seconds: float, runs_dir: 
     count = count or gpus or WITHOUT_GPUS
     note(f"testing this machine with {count} rank{'' if count == 1 else 's'}{'' if gpus else ' on the CPU'}")
     with ExitStack() as stack:
+        stack.enter_context(_exit_at_signals())
         results = Path(stack.enter_context(_temporary_folder(Path(tempfile.gettempdir()), "hpcaccel-test-")))
         place = _existing(default_runs_dir() if runs_dir is None else runs_dir.expanduser().absolute())
         try:
@@ -74,19 +81,19 @@ def _require_torch() -> None:
 
 def _gpu_count() -> int:
     """The number of GPUs that the ranks will see, without an import of torch."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
-    if shutil.which("nvidia-smi") is None:
-        return 0
+    from hpcaccel.launch.gpus import count_gpus
+
+    found = count_gpus(os.environ)
+    if found or "CUDA_VISIBLE_DEVICES" in os.environ or shutil.which("nvidia-smi") is None:
+        return found
     try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
+        subprocess.run(["nvidia-smi", "-L"], capture_output=True, timeout=SMI_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"nvidia-smi did not respond within {SMI_SECONDS:g} s: the driver of this machine hangs. Reboot it, or "
-            "test without GPUs: CUDA_VISIBLE_DEVICES= hpcaccel test"
+            f"nvidia-smi did not respond within {SMI_SECONDS:g} s: the GPU driver probably hangs. Reboot the machine, "
+            "or test without GPUs: CUDA_VISIBLE_DEVICES= hpcaccel test"
         ) from None
-    return sum(line.startswith("GPU ") for line in found.stdout.splitlines())
+    return found
 
 
 def _existing(folder: Path) -> Path:
@@ -104,6 +111,40 @@ def _temporary_folder(place: Path, prefix: str) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _exit_at_signals() -> Iterator[None]:
+    """Turn the first SIGTERM or SIGHUP into SystemExit, so that the block cleans up. Later ones are ignored, and so is
+    SIGHUP if it was ignored before (nohup)."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = {one: old for one in (signal.SIGTERM, signal.SIGHUP) if (old := signal.getsignal(one)) != signal.SIG_IGN}
+    for one in before:
+        signal.signal(one, leave)
+    try:
+        yield
+    finally:
+        for one, old in before.items():
+            signal.signal(one, old)
+
+
+def _killed_with_this_process() -> Callable[[], None]:
+    """A ``preexec_fn``: the child gets SIGKILL when this process dies, even by SIGKILL. Linux only."""
+    libc = ctypes.CDLL(None)
+    parent = os.getpid()
+
+    def between_fork_and_exec() -> None:
+        if sys.platform == "linux":
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before the call above
+                os._exit(128 + signal.SIGKILL)
+
+    return between_fork_and_exec
 
 
 class CheckNames:
@@ -140,15 +181,17 @@ def _run(command: list[str], count: int, names: CheckNames, *, limit: float) -> 
         outputs[number] = stream.read()
 
     end = time.monotonic() + limit
+    prepare = _killed_with_this_process()
     try:
         for number in range(count):
             env = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
             ranks.append(
                 subprocess.Popen(
                     command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                    text=True, errors="replace",
+                    text=True, errors="replace", preexec_fn=prepare,
                 )
             )  # fmt: skip
+        for number in range(count):  # after all forks: a process with threads must not fork
             readers.append(threading.Thread(target=read, args=(number,), daemon=True))
             readers[-1].start()
         while any(rank.poll() is None for rank in ranks) and time.monotonic() < end:
@@ -158,8 +201,9 @@ def _run(command: list[str], count: int, names: CheckNames, *, limit: float) -> 
     finally:
         for rank in ranks:
             rank.kill()
-        for rank, reader in zip(ranks, readers, strict=True):
+        for rank in ranks:
             rank.wait()
+        for reader in readers:
             reader.join(timeout=5.0)
     return outputs
 

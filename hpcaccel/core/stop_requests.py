@@ -143,7 +143,7 @@ def set_signal_mark(run: RunDir, attempt: int) -> None:
 
 
 def has_signal_mark(run: RunDir, attempt: int) -> bool:
-    """Whether a rank has written the marker."""
+    """Whether a rank has called :func:`set_signal_mark` in this attempt."""
     return run.signalled(attempt).name in _names(run)
 
 

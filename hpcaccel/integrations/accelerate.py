@@ -60,7 +60,7 @@ def add_stop_gate(
 ) -> None:
     """Make a script save and stop at the same step on all ranks. Call it once on every rank, before the training loop.
 
-    Each optimizer step counts, of whichever optimizer, but only one between two batches. ``accelerator.log`` records
+    The steps of every optimizer count, but at most one between two batches. ``accelerator.log`` records
     numbers as metrics of the run, too. If the training is to end for good (``hpcaccel stop --finish``), the training
     loaders return no more batches, so that the code behind the loop runs; a pruned trial exits. Outside of a run only
     the step file is written.
@@ -68,7 +68,7 @@ def add_stop_gate(
     Args:
         output_dir: where to save at a stop; the same on all ranks and nodes.
         name: name of the directory; ``{step}`` is the number of optimizer steps.
-        total_steps: number of optimizer steps of the whole training, for the time that is left in ``hpcaccel status``.
+        total_steps: number of optimizer steps of the whole training, for the remaining time in ``hpcaccel status``.
         save: called on all ranks with the directory's path, instead of ``accelerator.save_state``.
 
     Raises:

@@ -95,7 +95,7 @@ def add_stop_gate(
     """Make a script save and stop at the same step on all ranks. Call it once on every rank, after ``fabric.setup`` and
     before the training loop.
 
-    Each optimizer step counts, of whichever optimizer, but only one between two batches. ``fabric.log`` and
+    The steps of every optimizer count, but at most one between two batches. ``fabric.log`` and
     ``fabric.log_dict`` record numbers as metrics of the run, too. If the training is to end for good (``hpcaccel stop
     --finish``), the training loaders return no more batches, so that the code behind the loop runs; a pruned trial
     exits. Outside of a run, ``fabric.save`` only adds the number of steps.
@@ -107,7 +107,7 @@ def add_stop_gate(
             next batch.
         name: name of the checkpoint; ``{step}`` is the number of optimizer steps. ``newest_checkpoint`` finds names
             that end in ``.ckpt``.
-        total_steps: number of optimizer steps of the whole training, for the time that is left in ``hpcaccel status``.
+        total_steps: number of optimizer steps of the whole training, for the remaining time in ``hpcaccel status``.
         save: called on all ranks with the path, instead of ``fabric.save(path, state)``.
 
     Raises:

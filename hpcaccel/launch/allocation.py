@@ -1,4 +1,4 @@
-"""Inside an allocation of Slurm: which step the ranks of all its nodes become."""
+"""Inside a Slurm allocation: the srun step that runs the ranks on all its nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hpcaccel.launch.group_size import GroupSize, machines, ranks_per_machine
 from hpcaccel.launch.torchrun_command import free_port
 from hpcaccel.slurm import Slurm, hostlist
 
-__all__ = ["SlurmAllocation", "place"]
+__all__ = ["SlurmAllocation", "gpus_on_each_node", "place"]
 
 FIRST_SPECIAL_STEP = 0xFFFFFFFA
 """First of Slurm's special step numbers: shells of sbatch and salloc, which are no tasks of a step."""
@@ -41,8 +41,8 @@ def place(environ: Mapping[str, str], given: Mapping[str, Any]) -> Literal["rank
         given: flags of the command line.
 
     Returns:
-        ``rank``: in a task of a step, in a rank of mpirun or of a run of hpcaccel, which becomes the program.
-        ``allocation``: in a job's shell, where srun starts the ranks. ``machine``: anywhere else.
+        ``rank``: in a Slurm task, an mpirun rank or a rank of an hpcaccel run; this process becomes the program.
+        ``allocation``: in a job's shell; srun starts the ranks. ``machine``: anywhere else.
     """
     if "RANK" in environ and "HPCACCEL_RUN_DIR" in environ:
         return "rank"
@@ -96,7 +96,7 @@ class SlurmAllocation:
         if not nodes:
             raise UserError(f"SLURM_JOB_ID={job_id}, but SLURM_JOB_NODELIST is not set. Unset SLURM_JOB_ID, or use "
                             "--standalone, to start the ranks on this machine")  # fmt: skip
-        return cls(job_id, nodes, cpus, _gpus_on_each_node(environ, job_id, len(nodes)))
+        return cls(job_id, nodes, cpus, gpus_on_each_node(environ, job_id, len(nodes)))
 
     def size(self, options: Mapping[str, Any]) -> GroupSize:
         """The nodes to use, and the ranks on each.
@@ -106,18 +106,20 @@ class SlurmAllocation:
         """
         _, high = machines({"num_machines": len(self.nodes), **options} if "nnodes" not in options else options)
         if high > len(self.nodes):
-            raise UserError(f"{high} machines, but job {self.job_id} has {len(self.nodes)}: {' '.join(self.nodes)}")
+            has = f"{len(self.nodes)}: {' '.join(self.nodes)}"
+            raise UserError(f"{high} nodes requested, but job {self.job_id} has {has}")
         per = ranks_per_machine(options, high, high)
         if per in ("gpu", "auto", "xpu"):
             per = str(self.gpus or 1)
         if per == "cpu":
             per = str(self.cpus)
         if options.get("multi_gpu") and not options.get("cpu") and self.gpus == 0:
-            raise UserError(f"--multi-gpu, but job {self.job_id} has no GPUs: request them by --gpus-per-node")
+            raise UserError(f"--multi-gpu, but job {self.job_id} has no GPUs: request them with --gpus-per-node")
         return GroupSize(str(high), per or ("1" if options.get("cpu") else str(self.gpus or 1)))
 
     def variables(self, options: Mapping[str, Any], size: GroupSize, environ: Mapping[str, str]) -> dict[str, str]:
-        """The environment of srun and of the ranks: torchrun's variables instead of the job's shape."""
+        """The environment of srun and the ranks: torchrun's variables, without those of the job that would change the
+        step's shape (numbers of tasks, CPUs and GPUs, binding)."""
         ranks = int(size.per_machine)
         port = options.get("main_process_port") or environ.get("MASTER_PORT", "").strip()
         return {
@@ -140,7 +142,7 @@ class SlurmAllocation:
         """
         ranks = int(size.per_machine)
         tasks = 1 if one_each else ranks
-        cpus = self._cpus_per_task(environ, ranks) * (ranks // tasks)
+        cpus = self.cpus_per_rank(environ, ranks) * (ranks // tasks)
         return [
             *("srun", "--unbuffered", "--kill-on-bad-exit=1", "--export=ALL", f"--job-name={name}"),
             *(f"--nodes={size.machines}", f"--ntasks={int(size.machines) * tasks}", f"--ntasks-per-node={tasks}"),
@@ -151,14 +153,27 @@ class SlurmAllocation:
             *command,
         ]
 
-    def _cpus_per_task(self, environ: Mapping[str, str], ranks: int) -> int:
+    def cpus_per_rank(self, environ: Mapping[str, str], ranks: int) -> int:
+        """The CPUs of each of a node's ``ranks``, at least 1."""
         asked = environ.get("SLURM_CPUS_PER_TASK", "")
         if asked.isdecimal() and int(asked) * ranks <= self.cpus:
             return int(asked)
         return max(1, self.cpus // ranks)
 
 
-def _gpus_on_each_node(environ: Mapping[str, str], job_id: str, nodes: int) -> int:
+def gpus_on_each_node(environ: Mapping[str, str], job_id: str, nodes: int) -> int:
+    """The number of GPUs that a job has on each of its nodes.
+
+    The shell of salloc runs on a login node, where Slurm sets no SLURM_GPUS_ON_NODE. There, the job's request or else
+    its record has the number.
+
+    Args:
+        environ: the environment of the job's shell.
+        nodes: the job's number of nodes.
+
+    Raises:
+        UserError: the nodes have different numbers of GPUs.
+    """
     if environ.get("SLURM_GPUS_ON_NODE", "").isdecimal():
         return _even(int(environ["SLURM_GPUS_ON_NODE"]), environ, nodes)
     if "SLURMD_NODENAME" in environ:  # Slurm sets the variable above in a job with GPUs

@@ -1,6 +1,6 @@
-"""The questions of ``hpcaccel config``: what they ask, and the configuration that the answers make.
+"""The questions of ``hpcaccel config``, and the configuration built from the answers.
 
-The answers make the same keys as those of ``accelerate config``, so that both programs can launch with the file.
+The configuration has the keys that ``accelerate config`` writes, so that both programs can launch with the file.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ __all__ = ["Asker", "ask_everything"]
 
 
 class Asker(Protocol):
-    """How questions are put. ``hpcaccel.launch.terminal_asker`` uses the arrow keys of a terminal."""
+    """Interface that asks the user questions. ``hpcaccel.launch.terminal_asker`` implements it for a terminal."""
 
     def choose(self, question: str, choices: Sequence[tuple[str, str]], default: str) -> str:
-        """One of the choices, each a value and its text. Returns the value."""
+        """Ask for one of the choices, each a pair (value, text). Returns the value."""
 
     def agree(self, question: str, *, default: bool) -> bool:
-        """Yes or no."""
+        """Ask a yes-or-no question."""
 
     def number(self, question: str, default: float, *, least: int = 1, whole: bool = True) -> float:
-        """A number of at least ``least``; an integer if ``whole``."""
+        """Ask for a number of at least ``least``; an integer if ``whole``."""
 
     def text(self, question: str, default: str = "", *, required: bool = True) -> str:
-        """A line of text; not empty if ``required``."""
+        """Ask for a line of text; not empty if ``required``."""
 
 
 _HARDWARE = (
@@ -60,7 +60,7 @@ _NO_SHARDING = {"MULTI_CPU", "MULTI_NEURON", "XLA"}
 
 
 def ask_everything(ask: Asker) -> LaunchConfig:
-    """Put all questions, and return the configuration that the answers make.
+    """Ask all questions, and return the configuration built from the answers.
 
     Raises:
         KeyboardInterrupt: the user has pressed Ctrl-C.
@@ -142,7 +142,7 @@ def _fsdp(ask: Asker) -> dict[str, Any]:
     found["fsdp_offload_params"] = ask.agree("Keep parameters and gradients in CPU memory?", default=False)
     wrap = found["fsdp_auto_wrap_policy"] = ask.choose("Which modules are sharded?", _WRAPS, _WRAPS[0][0])
     if wrap == "TRANSFORMER_BASED_WRAP":
-        names = ask.text("Class names of the layers, with commas (empty: the model's own list):", required=False)
+        names = ask.text("Comma-separated class names of the layers (empty: the model's own list):", required=False)
         if names:
             found["fsdp_transformer_layer_cls_to_wrap"] = names
     elif wrap == "SIZE_BASED_WRAP":
@@ -187,7 +187,7 @@ def _deepspeed(ask: Asker, machines: int) -> dict[str, Any]:
             found["zero3_save_16bit_model"] = ask.agree("Save 16-bit weights?", default=False)
     found["zero3_init_flag"] = ask.agree("Build transformers models sharded (zero.Init)?", default=False)
     if ask.agree("Is it a mixture of experts?", default=False):
-        found["deepspeed_moe_layer_cls_names"] = ask.text("Class names of its MoE layers, with commas:")
+        found["deepspeed_moe_layer_cls_names"] = ask.text("Comma-separated class names of its MoE layers:")
     if machines > 1:
         names = ("standard", "pdsh", "openmpi", "mvapich", "mpich", "nossh", "slurm")
         launcher = ask.choose("Which launcher of DeepSpeed?", [(one, one) for one in names], "standard")

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["SECTIONS", "closest", "section_problems", "with_prefix"]
+__all__ = ["SECTIONS", "closest", "section_problems", "typed", "with_prefix"]
 
 _FSDP = (
     "version", "sharding_strategy", "reshard_after_forward", "offload_params", "auto_wrap_policy",
@@ -51,6 +51,24 @@ SECTIONS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """By section: the prefix of its keys, and the keys without it."""
 _WITHOUT_PREFIX_TOO = {"fsdp_config", "fp8_config", "dynamo_config"}
 """Sections in which Accelerate adds a prefix that is missing."""
+_WHOLE = {
+    "fsdp_version", "zero_stage", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_history_length",
+    "parallelism_config_sp_seq_length",
+    *(f"parallelism_config_{key}" for key in _PARALLELISM if key.endswith("_size")),
+}  # fmt: skip
+_NUMBER = {"fsdp_min_num_params"}
+_BOOLEAN = {
+    "fsdp_offload_params", "fsdp_forward_prefetch", "fsdp_use_orig_params", "fsdp_cpu_ram_efficient_loading",
+    "fsdp_sync_module_states", "fsdp_activation_checkpointing", "fsdp_activation_checkpointing_offload",
+    "zero3_init_flag", "zero3_save_16bit_model", "fp8_use_autocast_during_eval", "fp8_enable_fsdp_float8_all_gather",
+    "fp8_pad_inner_dim", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation",
+    "parallelism_config_sp_seq_length_is_variable",
+}  # fmt: skip
+_OR_AUTO = {"gradient_accumulation_steps": int, "gradient_clipping": float}
+"""Numbers for which DeepSpeed also takes ``auto``."""
+_ANY = {"fp8_override_linear_precision", "fsdp_ignored_modules"}
+"""Keys with a list, or with text. Those in none of these sets have text, a number or a boolean."""
+_FLAGS = {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
 
 
 def with_prefix(section: str, values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -64,14 +82,47 @@ def with_prefix(section: str, values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def section_problems(section: str, values: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """The keys of a section that Accelerate does not know, each with a message."""
+    """The keys of a section that Accelerate does not know, or whose value has the wrong kind, each with a message."""
     prefix, keys = SECTIONS[section]
     known = [prefix + key for key in keys]
-    return [
-        (str(given), f"{section}.{given} is not a known key{closest(name, known)}")
-        for given, name in zip(values, with_prefix(section, values), strict=True)
-        if name not in known
-    ]
+    problems = []
+    for given, value in values.items():
+        name = next(iter(with_prefix(section, {given: value})))
+        if name not in known:
+            problems.append((str(given), f"{section}.{given} is not a known key{closest(name, known)}"))
+            continue
+        try:
+            _converted(name, value)
+        except ValueError as error:
+            problems.append((str(given), f"{section}.{given} {error}"))
+    return problems
+
+
+def typed(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The values of a checked section as int, float and bool, where the file has text; without keys that are empty."""
+    return {name: _converted(name, value) for name, value in (values or {}).items() if value is not None}
+
+
+def _converted(name: str, value: Any) -> Any:
+    """The value of a section's key, in its kind. Raises ValueError with the end of a message."""
+    if value is None or name in _ANY or name.startswith("megatron_lm_"):
+        return value
+    if isinstance(value, list | dict):
+        raise ValueError(f"{value!r} must be a single value")
+    if name in _BOOLEAN:
+        if str(value).lower() not in _FLAGS:
+            raise ValueError(f"{value!r} must be true or false")
+        return _FLAGS[str(value).lower()]
+    number = int if name in _WHOLE else float if name in _NUMBER else _OR_AUTO.get(name)
+    if number is None or (name in _OR_AUTO and str(value).lower() == "auto"):
+        return value
+    try:
+        if isinstance(value, bool) or (number is int and isinstance(value, float)):
+            raise ValueError
+        return number(value)
+    except ValueError:
+        auto = ", or auto" * (name in _OR_AUTO)
+        raise ValueError(f"{value!r} must be a {'whole ' * (number is int)}number{auto}") from None
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from hpcaccel.core.formatting import clean
+from hpcaccel.launch.config_sections import typed
 from hpcaccel.launch.launch_config import LaunchConfig
 
 __all__ = ["to_spec"]
@@ -34,6 +35,8 @@ _FSDP_FIELDS = {"fsdp_reshard_after_forward", "fsdp_offload_params", "fsdp_trans
 _DYNAMO_FIELDS = {"dynamo_backend"}
 _DEEPSPEED_FIELDS = {"deepspeed_config_file", "zero_stage", "gradient_accumulation_steps", "gradient_clipping",
                      "offload_optimizer_device", "offload_param_device"}  # fmt: skip
+_SHARDING = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
+"""Accelerate's numbers for sharding strategies."""
 _ZERO_OFF = (None, "none", "None")
 
 
@@ -114,16 +117,16 @@ def _runtime(config: LaunchConfig) -> _Lines:
     deepspeed = config.deepspeed_config if config.distributed_type == "DEEPSPEED" else None
     strategy, section = "ddp", dict[str, Any]()
     if sharded is not None:
-        strategy, section = "fsdp", _fsdp(sharded, lines)
+        strategy, section = _fsdp(typed(sharded), lines)
     elif deepspeed is not None:
-        strategy, section = "deepspeed", _deepspeed(deepspeed, lines)
+        strategy, section = "deepspeed", _deepspeed(typed(deepspeed), lines)
     lines.settings.insert(0, f"  strategy: {strategy}")
     if config.mixed_precision:
         lines.set("mixed_precision", config.mixed_precision)
     if config.debug:
         lines.set("debug", True)
-    _compile(config.dynamo_config or {}, lines)
-    _dimensions(config.parallelism_config or {}, section if sharded is not None else None, lines)
+    _compile(typed(config.dynamo_config), lines)
+    _dimensions(typed(config.parallelism_config), section if strategy == "fsdp" else None, lines)
     if section:
         lines.settings.append(f"  {strategy}:")
         for key, value in section.items():
@@ -131,18 +134,19 @@ def _runtime(config: LaunchConfig) -> _Lines:
     return lines
 
 
-def _fsdp(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
-    """The section ``runtime.fsdp``."""
+def _fsdp(values: dict[str, Any], lines: _Lines) -> tuple[str, dict[str, Any]]:
+    """The strategy, and the section ``runtime.fsdp``."""
     section: dict[str, Any] = {}
     strategy = str(values.get("fsdp_sharding_strategy", ""))
     reshard = values.get("fsdp_reshard_after_forward")
+    if str(reshard).lower() in ("true", "false"):
+        reshard = str(reshard).lower() == "true"
     strategy = reshard if isinstance(reshard, str) and not strategy else strategy
-    if reshard is False or strategy in ("SHARD_GRAD_OP", "2", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2"):
+    strategy = _SHARDING.get(strategy, strategy)
+    if reshard is False or strategy in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2", "_HYBRID_SHARD_ZERO2"):
         section["reshard_after_forward"] = False
     if "HYBRID" in strategy:
         lines.comment(f"fsdp_sharding_strategy {strategy}: set fsdp.shard_size to the number of GPUs of a node")
-    if strategy == "NO_SHARD":
-        lines.comment("fsdp_sharding_strategy NO_SHARD: this is strategy ddp")
     if values.get("fsdp_offload_params"):
         section["cpu_offload"] = True
     if wrap := values.get("fsdp_transformer_layer_cls_to_wrap"):
@@ -156,7 +160,10 @@ def _fsdp(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
     left = [key for key, value in values.items() if key not in _FSDP_FIELDS and value not in (None, False, "")]
     if left:
         lines.comment(f"without a counterpart: {', '.join(sorted(left))}")
-    return section
+    if strategy == "NO_SHARD":
+        lines.comment("fsdp_sharding_strategy NO_SHARD: this is strategy ddp, which has no settings of FSDP")
+        return "ddp", {}
+    return "fsdp", section
 
 
 def _deepspeed(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
@@ -164,18 +171,18 @@ def _deepspeed(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
     section: dict[str, Any] = {}
     file = values.get("deepspeed_config_file")
     if not file:
-        section["zero_stage"] = int(values.get("zero_stage", 2))
+        section["zero_stage"] = values.get("zero_stage", 2)
     elif clean(str(file)) == str(file):
         section["config_file"] = str(file)
     else:
         lines.comment(f"deepspeed_config_file {file}: a path must be on one line")
     if steps := values.get("gradient_accumulation_steps"):
-        if str(steps).isdecimal():
-            lines.set("gradient_accumulation_steps", int(steps))
+        if isinstance(steps, int):
+            lines.set("gradient_accumulation_steps", steps)
         else:
             lines.comment(f"gradient_accumulation_steps {steps}: set it in the script")
-    if (clip := values.get("gradient_clipping")) and str(clip).replace(".", "", 1).isdecimal():
-        section["gradient_clipping"] = float(clip)
+    if (clip := values.get("gradient_clipping")) and isinstance(clip, float):
+        section["gradient_clipping"] = clip
     for part, key in (("optimizer", "offload_optimizer"), ("param", "offload_params")):
         if (device := values.get(f"offload_{part}_device")) not in _ZERO_OFF:
             section[key] = device
@@ -187,7 +194,7 @@ def _deepspeed(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
 
 def _compile(values: dict[str, Any], lines: _Lines) -> None:
     backend = str(values.get("dynamo_backend", "NO")).upper()
-    if backend == "NO":
+    if backend in ("NO", "FALSE"):  # YAML reads an unquoted `no` as false
         return
     lines.set("compile", True)
     if backend != "INDUCTOR":
@@ -199,10 +206,10 @@ def _compile(values: dict[str, Any], lines: _Lines) -> None:
 
 def _dimensions(values: dict[str, Any], fsdp: dict[str, Any] | None, lines: _Lines) -> None:
     sizes = {key.removeprefix("parallelism_config_"): value for key, value in values.items()}
-    if int(sizes.get("tp_size") or 1) > 1:
-        lines.set("tensor_parallel_size", int(sizes["tp_size"]))
-    if int(sizes.get("dp_replicate_size") or 1) > 1 and fsdp is not None:
-        fsdp["shard_size"] = int(sizes.get("dp_shard_size") or 1)
+    if sizes.get("tp_size", 1) > 1:
+        lines.set("tensor_parallel_size", sizes["tp_size"])
+    if sizes.get("dp_replicate_size", 1) > 1 and fsdp is not None:
+        fsdp["shard_size"] = sizes.get("dp_shard_size", 1)
     for key in ("cp_size", "sp_size"):
-        if int(sizes.get(key) or 1) > 1:
+        if sizes.get(key, 1) > 1:
             lines.comment(f"parallelism_config_{key}: set it in the script, Accelerator(parallelism_config=...)")

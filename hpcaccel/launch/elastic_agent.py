@@ -1,7 +1,7 @@
-"""Program that starts the ranks of one machine by torchrun's agent. ``hpcaccel launch`` becomes it; nothing imports it.
+"""Program that starts one machine's ranks with torchrun's agent. ``hpcaccel launch`` becomes it; nothing imports it.
 
-Beyond torchrun, it passes SIGUSR1 and SIGUSR2 on, exits as the first failed rank did, and leaves no rank behind when it
-is killed.
+Unlike torchrun, it forwards SIGUSR1 and SIGUSR2, exits with the code of the first failed rank, and leaves no rank
+behind when it is killed.
 
 Usage: ``python -m hpcaccel.launch.elastic_agent [--quiet] N ARGUMENTS``. The first N arguments are torchrun's, with the
 script at their end. The script's own follow, which torchrun's parser would change: it removes a ``--``.
@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,21 +22,30 @@ SHUTDOWN_SECONDS = 300
 """How long ranks may take to end after a signal: long enough to save a checkpoint. torchrun's default is 30."""
 
 
+MARK = "HPCACCEL_LAUNCH_MARK"
+"""Variable by which the guard recognises the ranks and the processes that they have started."""
+
+
 class AgentRanks:
-    """The processes of the ranks, by local rank: those of the last restart."""
+    """The rank processes since the last restart, by local rank. Forwards SIGUSR1 and SIGUSR2 to them."""
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen[Any]] = {}
+        mark = f"{MARK}={uuid.uuid4().hex}"
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("orphan_guard.py"))],
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("orphan_guard.py")), mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        name, _, value = mark.partition("=")
+        os.environ[name] = value  # inherited by the ranks and their children, not by the guard
+        for one in (signal.SIGUSR1, signal.SIGUSR2):  # now: they may arrive during the import of torch
+            signal.signal(one, self._pass_on)
 
     def watch(self) -> None:
-        """From now on, know of each rank that torchrun starts: a process with a session of its own."""
+        """Record every rank that torchrun starts from now on: each process with its own session is a rank."""
         ranks = self
 
         class Process(subprocess.Popen[Any]):
@@ -47,19 +57,20 @@ class AgentRanks:
         subprocess.Popen = Process  # type: ignore[misc]
 
     def add(self, local_rank: str, process: subprocess.Popen[Any]) -> None:
-        """A rank has been started."""
-        if not self._running:
-            for one in (signal.SIGUSR1, signal.SIGUSR2):
-                signal.signal(one, self._pass_on)
+        """Record a rank that has been started, and send the guard the new list of process groups."""
         self._running[local_rank] = process
         self._tell(" ".join(str(one.pid) for one in self._running.values()))
 
     def ended(self) -> None:
-        """Tell the guard that no rank is left."""
+        """Report to the guard that all ranks have ended, so that it kills none."""
         self._tell("done")
 
     def exit_like(self, received: signal.Signals) -> None:
-        """Exit as the ranks did after a signal: 0 if all of them ended well, else as the first other one."""
+        """Exit as the ranks did after the signal ``received``.
+
+        Exit with 0 if all succeeded, else with the first positive exit code. If there is none, end by the signal that
+        killed the first failed rank (SIGKILL: exit with 137), or by ``received`` if no rank was started.
+        """
         codes = [one.returncode for _, one in sorted(self._running.items())]
         bad = [code for code in codes if code]
         if codes and not bad:
@@ -84,7 +95,8 @@ class AgentRanks:
             stdin.flush()
         except BrokenPipeError:
             print(
-                "the guard of the ranks has been killed: if this launcher is killed, too, they run on", file=sys.stderr
+                "the guard process has been killed: if this launcher is killed too, its ranks keep running",
+                file=sys.stderr,
             )
 
 

@@ -1,7 +1,8 @@
-"""What a bug report needs to know about this machine and its software, without secrets.
+"""Report about this machine and its software for bug reports, without secrets.
 
 Values of environment variables appear only if the variable is in a list of harmless names. Values from files are
-masked: credentials in URLs, the query of a URL, and what follows a name such as ``token=``.
+masked: credentials in URLs, the query of a URL, and what follows a name such as ``token=``. Of package indexes, only
+scheme and host appear.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hpcaccel.core.log import Mask
 from hpcaccel.core.run_dir import default_runs_dir
 from hpcaccel.errors import HpcaccelError, UserError
 from hpcaccel.launch.launch_config import find_config, load_config
-from hpcaccel.launch.package_index import index_urls
+from hpcaccel.launch.package_index import index_hosts
 from hpcaccel.launch.rank_program import RankProgramFailed, run_rank_program
 
 __all__ = ["environment_report", "masked", "torch_facts"]
@@ -55,17 +56,25 @@ _GPU_PROGRAMS = (
 )
 _CREDENTIALS = re.compile(r"(?<=://)\S+(?=@)")
 _QUERY = re.compile(r"(?<=\?)[^\s'\"]+(?=['\"\s]|$)")
-_TOKEN = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|pypi-|glpat-|AKIA)[\w-]{12,}")
+_IN_PATH = re.compile(r"(://[^\s'\"]*?/t/|fury\.io/)[^/\s'\"]+")
+"""Tokens in the paths of URLs: of conda's channels and of Gemfury."""
+_TOKEN = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|sk-|pypi-|glpat-|AKIA|ASIA|AIza|xox[a-z]-|xapp-|eyJ)[\w.-]{12,}")
+_SCHEME = re.compile(r"(?i)\b(bearer\s+|authorization['\"]?\s*[=:]\s*['\"]?\w+\s+)[^\s'\"]+")
 _SECRET_NAME = re.compile(r"(?i)token|key|secret|password|passwd|credential")
-_ASSIGNED = re.compile(r"(?i)\b([\w-]*(?:token|key|secret|password|passwd|credential)[\w-]*\s*[=:]\s*)\S+")
+_ASSIGNED = re.compile(
+    r"(?i)\b([\w-]*(?:token|key|secret|password|passwd|credential)[\w-]*['\"]?\s*[=:]\s*)"
+    r"""(?:[a-z]{0,2}"(?:\\.|[^"\\])*(?:"|$)|[a-z]{0,2}'(?:\\.|[^'\\])*(?:'|$)|\S+)"""
+)
+"""A quoted value counts whole, up to the end of the text if its quotation mark is not closed."""
 
 
 def masked(text: str) -> str:
     """``text`` with ``***`` in place of secrets: credentials in URLs, queries of URLs, tokens in the form of well-known
-    services, what is assigned to a name that contains token, key, secret or password, and the values of environment
-    variables with such a name."""
+    services, what follows ``Bearer``, what is assigned to a name that contains token, key, secret or password, and the
+    values of environment variables with such a name."""
     secrets = Mask(value for name, value in os.environ.items() if _SECRET_NAME.search(name) and name not in SHOWN)
     text = _TOKEN.sub("***", _QUERY.sub("***", _CREDENTIALS.sub("***", text)))
+    text = _SCHEME.sub(r"\1***", _IN_PATH.sub(r"\1***", text))
     return _ASSIGNED.sub(r"\1***", secrets(text))
 
 
@@ -82,7 +91,7 @@ def environment_report(*, config_file: str | None = None, python: str = sys.exec
 
     Args:
         config_file: a configuration file; default: Accelerate's.
-        python: the ranks' Python, for torch's part.
+        python: the ranks' Python interpreter, which reports torch's version and devices.
     """
     profile, profile_problem = _profile()
     return {
@@ -93,7 +102,7 @@ def environment_report(*, config_file: str | None = None, python: str = sys.exec
         "system": _system(),
         "torch": torch_facts(python),
         "packages": _packages(),
-        "package_indexes": [masked(url) for url in index_urls()],
+        "package_indexes": index_hosts(),
         "gpus": _gpus(),
         "slurm": _slurm(),
         "allocation": _variables(os.environ),
@@ -227,4 +236,6 @@ def _safe(key: str, value: Any) -> Any:
         return {str(inner): _safe(str(inner), item) for inner, item in value.items()}
     if isinstance(value, list):
         return [_safe(key, item) for item in value]
-    return masked(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return "***" if value and _SECRET_NAME.search(key) else masked(value)

@@ -1,4 +1,4 @@
-"""What ``hpcaccel estimate-memory`` is asked about: the model, the ranks and the GPUs, from a source and options."""
+"""The input of ``hpcaccel estimate-memory``: model, ranks and GPUs, from a source and options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPECS = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """The options of the command. None: taken from the source, or its default."""
+    """The options of the command. None: take the value from the source, or use the default."""
 
     model: str | None = None
     gpus: int | None = None
@@ -50,10 +50,10 @@ class Question:
 
 
 def question_about(source: str, wishes: Wishes) -> Question:
-    """The question about a model, or about the model that a job spec trains.
+    """Build the ``Question`` for a model, or for the model that a job spec trains.
 
     Raises:
-        UserError: the source is no model, or a job spec whose model is not known.
+        UserError: the source is not a model, or is a job spec whose model is not known.
         SpecError: the job spec or the cluster profile is invalid, or the cluster has not been probed.
     """
     if Path(source).suffix in _SPECS:

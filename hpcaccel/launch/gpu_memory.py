@@ -55,7 +55,7 @@ def kind_named(name: str, hints: Iterable[str] = (), *, per_node: int | None = N
 
 
 def memory_of(name: str, hints: Iterable[str] = ()) -> tuple[int | None, str]:
-    """The memory in GiB of a GPU with this name, and a note if the name leaves it open.
+    """The memory in GiB of a GPU with this name, and a note if the name does not determine it.
 
     Args:
         name: Slurm's type, such as ``a100``, ``nvidia_a100_80gb_pcie`` or ``h100``.
@@ -96,7 +96,7 @@ def kinds_of_cluster(name: str, partition: str | None = None) -> tuple[list[GpuK
     """The kinds of GPUs of a cluster profile, from its stored facts; for ``local``, those that torch sees here.
 
     Args:
-        partition: only the nodes of this partition, or of these, with commas.
+        partition: comma-separated names of partitions; None: the nodes of all partitions.
 
     Raises:
         SpecError: the profile has not been probed.

@@ -6,10 +6,16 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["count_gpus", "visible_variable"]
+from hpcaccel.errors import UserError
+
+__all__ = ["chosen_gpus", "count_gpus", "visible_variable"]
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that limit which GPUs a program sees."""
+_COUNTED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+"""Those of them in which ``chosen_gpus`` selects. ROCR_VISIBLE_DEVICES stays: HIP counts within it."""
+_NO_GPU = ("", "-1", "nodevfiles")
+"""Words that stand for no GPU, in lower case. Slurm writes NoDevFiles in jobs and steps without GPUs."""
 _INTEL = "0x8086"
 _DISPLAY = "0x0380"
 """PCI class of Intel's GPUs for computing: a display controller without a connector."""
@@ -27,7 +33,7 @@ def count_gpus(environ: Mapping[str, str], *, system: Path = Path("/sys")) -> in
     """
     for name in _VISIBLE:
         if name in environ:
-            return _listed(environ[name])
+            return len(_listed(environ[name]))
     return _nvidia() or _amd(system) or _intel(system)
 
 
@@ -38,12 +44,37 @@ def visible_variable(environ: Mapping[str, str], *, system: Path = Path("/sys"))
     return "CUDA_VISIBLE_DEVICES"  # AMD's HIP reads it, too
 
 
-def _listed(value: str) -> int:
+def chosen_gpus(ids: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variable that selects some of the GPUs that the environment shows.
+
+    Args:
+        ids: comma-separated indices, counted from 0 among the GPUs that the environment shows, or names of theirs.
+
+    Raises:
+        UserError: there is no such GPU.
+    """
+    name = next((one for one in _COUNTED if one in environ), None)
+    words = [word.strip() for word in ids.split(",")]
+    if name is None:
+        return {visible_variable(environ): ",".join(words)}
+    shown = _listed(environ[name])
+    by_word = {one: one for one in shown if not one.isdecimal()} | {str(index): one for index, one in enumerate(shown)}
+    if missing := [word for word in words if word not in by_word]:
+        many = f"{len(shown)} GPU{'s' * (len(shown) != 1)}"
+        raise UserError(
+            f"--gpu-ids {ids}: there is no GPU {missing[0]}. {name}={environ[name]} shows {many}, which --gpu-ids "
+            "counts from 0"
+        )
+    return {name: ",".join(by_word[word] for word in words)}
+
+
+def _listed(value: str) -> list[str]:
+    """The GPUs in the value of such a variable."""
     words = [word.strip() for word in value.split(",")]
     for number, word in enumerate(words):
-        if not word or word == "-1":  # CUDA ignores what follows an invalid index
-            return number
-    return len(words)
+        if word.lower() in _NO_GPU:  # CUDA ignores what follows an invalid index
+            return words[:number]
+    return words
 
 
 def _nvidia() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from hpcaccel.errors import UserError
 from hpcaccel.launch.launch_options import flag
 
-__all__ = ["GroupSize", "machines", "ranks_per_machine", "sized"]
+__all__ = ["GroupSize", "machines", "ranks_here", "ranks_per_machine", "sized"]
 
 _WORDS = ("gpu", "cpu", "xpu", "auto")
 
@@ -71,6 +72,19 @@ def sized(options: Mapping[str, Any], *, gpus: int) -> GroupSize:
     return GroupSize(count, per)
 
 
+def ranks_here(size: GroupSize, *, gpus: int) -> int:
+    """The ranks that torchrun starts on this machine: it resolves ``gpu``, ``xpu``, ``cpu`` and ``auto`` in this way.
+
+    Args:
+        gpus: the number of GPUs that the ranks see.
+    """
+    if size.per_machine.isdecimal():
+        return int(size.per_machine)
+    if size.per_machine == "cpu" or (size.per_machine == "auto" and not gpus):
+        return os.cpu_count() or 1
+    return max(1, gpus)
+
+
 def ranks_per_machine(options: Mapping[str, Any], low: int, high: int) -> str | None:
     """The ranks on each machine, as the options name them; None if they do not.
 
@@ -110,5 +124,5 @@ def _chosen_gpus(options: Mapping[str, Any]) -> int | None:
         return None
     words = [word.strip() for word in str(ids).split(",")]
     if not all(words) or len(set(words)) < len(words):
-        raise UserError(f"--gpu-ids {ids!r} must be 'all', or different indices with commas, such as 0,1")
+        raise UserError(f"--gpu-ids {ids!r} must be 'all', or distinct indices separated by commas, such as 0,1")
     return len(words)

@@ -64,7 +64,7 @@ class LaunchConfig:
     num_machines: int | None = None
     machine_rank: int | None = None
     gpu_ids: str | None = None
-    """``all``, or indices with commas."""
+    """``all``, or comma-separated indices."""
     main_process_ip: str | None = None
     main_process_port: int | None = None
     rdzv_backend: str | None = None

@@ -1,4 +1,4 @@
-"""What to launch with: flags of the command line over the configuration file. The environment comes last."""
+"""The options of a launch. Command-line flags override the configuration file, which overrides the environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARADIGMS = ("cpu", "multi_gpu", "tpu", "use_fsdp", "use_deepspeed")
 """Flags that choose how to train. If one of them is given, the file's ``distributed_type`` does not count."""
 _PLACE = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "rdzv_backend",
          "same_network", "gpu_ids")  # fmt: skip
-"""Keys of the file that describe machines. Inside an allocation of Slurm they do not count."""
+"""Keys of the file that describe machines. They are ignored inside a Slurm allocation."""
 _SECTIONS = ("fsdp_config", "deepspeed_config", "dynamo_config", "parallelism_config", "fp8_config", "mpirun_config")
 _TOP = ("mixed_precision", "debug", "main_training_function", "enable_cpu_affinity", "downcast_bf16")
 _EXCLUDE_EACH_OTHER = (
@@ -24,6 +24,10 @@ _EXCLUDE_EACH_OTHER = (
     ("use_deepspeed", "tpu"), ("module", "no_python"), ("num_machines", "nnodes"), ("standalone", "nnodes"),
     ("standalone", "num_machines"), ("run_path", "no_python"), ("run_path", "module"),
 )  # fmt: skip
+_SWITCHES_OFF = (
+    ("multi_gpu", "cpu"), ("tpu", "cpu"), ("use_fsdp", "use_deepspeed"), ("use_deepspeed", "use_fsdp")
+)  # fmt: skip
+"""Options that exclude another one, which a variable of the environment might still ask for."""
 _PODS = ("tpu_cluster", "tpu_use_sudo", "vm", "env")
 _DEEPSPEED_LAUNCHER = ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
 _ONLY_WITH = {
@@ -39,8 +43,10 @@ _ONLY_WITH = {
 def merge(arguments: Arguments, config: LaunchConfig | None, *, in_allocation: bool) -> dict[str, Any]:
     """All options by the name of their flag; those that neither the command line nor the file gives are absent.
 
+    A switch that is off is False, so that it overrides the environment.
+
     Args:
-        in_allocation: leave out what the file says about machines.
+        in_allocation: whether to ignore the file's settings about machines.
 
     Raises:
         UserError: options that exclude each other, or that hpcaccel does not support, with the reason.
@@ -53,6 +59,9 @@ def merge(arguments: Arguments, config: LaunchConfig | None, *, in_allocation: b
     options |= given
     if "nnodes" in given:
         options.pop("num_machines", None)
+    for chosen, other in _SWITCHES_OFF:
+        if options.get(chosen):
+            options.setdefault(other, False)
     _refuse_unsupported(options)
     return options
 
@@ -86,12 +95,12 @@ def _of_file(config: LaunchConfig, given: Mapping[str, Any], *, in_allocation: b
         options["use_megatron_lm"] = True
     if not any(given.get(name) for name in _PARADIGMS):
         options |= {
-            "cpu": config.use_cpu or kind == "MULTI_CPU" or None,
+            "cpu": kind == "MULTI_CPU" or config.use_cpu,
             "multi_gpu": kind == "MULTI_GPU" or None,
             "multi_device": kind.startswith("MULTI_") or None,
             "tpu": kind == "XLA" or None,
-            "use_fsdp": kind == "FSDP" or None,
-            "use_deepspeed": kind == "DEEPSPEED" or None,
+            "use_fsdp": kind == "FSDP" if config.distributed_type else None,
+            "use_deepspeed": kind == "DEEPSPEED" if config.distributed_type else None,
         }
         if config.distributed_type == "NO" and not in_allocation and options.get("num_processes", -1) is None:
             options["num_processes"] = 1
@@ -113,7 +122,7 @@ def _refuse_unsupported(options: Mapping[str, Any]) -> None:
     if pods:
         raise UserError(
             f"{', '.join(pods)}: hpcaccel does not start programs on TPU pods. Start `hpcaccel launch --tpu` on each "
-            "worker, for example by gcloud compute tpus tpu-vm ssh --worker=all"
+            "worker, for example with gcloud compute tpus tpu-vm ssh --worker=all"
         )
     several = str(options.get("nnodes", options.get("num_machines", 1))) not in ("1", "1:1")
     launcher = options.get("deepspeed_multinode_launcher", "standard")
@@ -121,7 +130,7 @@ def _refuse_unsupported(options: Mapping[str, Any]) -> None:
     if several and options.get("use_deepspeed") and (runner or launcher not in ("standard", "torchrun", "slurm")):
         what = ", ".join([*runner, *([] if launcher == "standard" else [f"--deepspeed-multinode-launcher {launcher}"])])
         raise UserError(
-            f"{what}: hpcaccel does not use DeepSpeed's own launcher. Inside an allocation of Slurm, `hpcaccel launch` "
+            f"{what}: hpcaccel does not use DeepSpeed's own launcher. Inside a Slurm allocation, `hpcaccel launch` "
             "starts the ranks of all machines; elsewhere, start it on each machine, with --machine-rank, "
             "--main-process-ip and --deepspeed-multinode-launcher standard"
         )

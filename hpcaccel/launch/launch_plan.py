@@ -1,4 +1,4 @@
-"""From the command line, the configuration file and the environment to the one command to run."""
+"""Build the command to run from the command line, the configuration file and the environment."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ from hpcaccel.errors import UserError
 from hpcaccel.launch.allocation import SlurmAllocation, place
 from hpcaccel.launch.arguments import Arguments
 from hpcaccel.launch.flags import spelled
-from hpcaccel.launch.gpus import count_gpus, visible_variable
-from hpcaccel.launch.group_size import GroupSize, sized
+from hpcaccel.launch.gpus import chosen_gpus, count_gpus
+from hpcaccel.launch.group_size import GroupSize, ranks_here, sized
 from hpcaccel.launch.launch_config import LaunchConfig
 from hpcaccel.launch.launch_options import merge, notes
-from hpcaccel.launch.program_variables import program_variables
-from hpcaccel.launch.torchrun_command import ELASTIC, agent_command, free_port, needs_agent, rendezvous
+from hpcaccel.launch.program_variables import program_variables, variables_switched_off
+from hpcaccel.launch.torchrun_command import ELASTIC, ELASTIC_AGENT, agent_command, free_port, needs_agent, rendezvous
 
 __all__ = ["LaunchPlan", "become", "plan_launch"]
 
 _ENVIRONMENT = {"nproc_per_node": "PET_NPROC_PER_NODE", "nnodes": "PET_NNODES"}
 """torchrun's variables for options that neither the command line nor the file gives."""
+_FOR_MPI = (
+    "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "HPCACCEL_", "MASTER_", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
+)  # fmt: skip
+"""Beginnings of the variables that ranks of mpirun need."""
 _TRUE = ("1", "true", "yes", "y", "on")
 
 
@@ -45,7 +50,7 @@ class LaunchPlan:
 
 
 def plan_launch(arguments: Arguments, config: LaunchConfig | None, environ: Mapping[str, str]) -> LaunchPlan:
-    """What to run.
+    """The command to run, and its environment.
 
     Raises:
         UserError: options that contradict each other, this machine or the allocation, or that are not supported.
@@ -56,7 +61,9 @@ def plan_launch(arguments: Arguments, config: LaunchConfig | None, environ: Mapp
         options.setdefault("cpu", True)
     _require_script(arguments)
     from_file = frozenset(options) - frozenset(arguments.values)
-    env = {**environ, **program_variables(options, from_file=from_file)}
+    off = variables_switched_off(options)
+    env = {name: value for name, value in environ.items() if name not in off}
+    env |= program_variables(options, from_file=from_file)
     if "shutdown_timeout" in options:
         env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(options["shutdown_timeout"])
     hints = notes(arguments.values, options)
@@ -68,13 +75,16 @@ def plan_launch(arguments: Arguments, config: LaunchConfig | None, environ: Mapp
 
 
 def become(plan: LaunchPlan) -> NoReturn:
-    """Replace this process by the command, which thereby has its signals and its exit code.
+    """Replace this process with the command (exec), so that signals reach it and its exit code is this process's.
 
     Raises:
         UserError: the program cannot be started.
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    if ELASTIC_AGENT in plan.command[:3]:  # until it has installed its handlers, these signals would kill it
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and programs would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -84,7 +94,7 @@ def become(plan: LaunchPlan) -> NoReturn:
 
 
 def program_command(arguments: Arguments) -> list[str]:
-    """The command of the program itself, as one process."""
+    """The command that runs the program as a single process."""
     if arguments.values.get("no_python"):
         return [arguments.script, *arguments.script_args]
     module = ["-m"] if arguments.values.get("module") else []
@@ -119,7 +129,7 @@ def _in_allocation(
     arguments: Arguments, options: Mapping[str, Any], env: dict[str, str], hints: list[str]
 ) -> LaunchPlan:
     if shutil.which("srun") is None:
-        raise UserError("this is a job of Slurm on several nodes, but srun is not on PATH: load Slurm's module")
+        raise UserError("this is a Slurm job on several nodes, but srun is not on PATH: load Slurm's module")
     allocation = SlurmAllocation.of(env)
     size = allocation.size(options)
     step_env = allocation.variables(options, size, env)
@@ -134,6 +144,8 @@ def _in_allocation(
             f"--rdzv-endpoint={step_env['MASTER_ADDR']}:{step_env['MASTER_PORT']}",
         ]
         command = agent_command(arguments, {"rdzv_id": name, **options}, size, meeting)
+        if (ranks := int(size.per_machine)) > 1:
+            step_env.setdefault("OMP_NUM_THREADS", str(allocation.cpus_per_rank(env, ranks)))
     step = allocation.step(command, size, env, name=name, one_each=agents)
     return LaunchPlan(step, step_env, allocation.job_id, name, hints)
 
@@ -146,18 +158,20 @@ def _on_this_machine(
     if not {"nnodes", "num_machines"} & options.keys() and env.get(_ENVIRONMENT["nnodes"]):
         options["nnodes"] = env[_ENVIRONMENT["nnodes"]]
     gpus = 0 if options.get("cpu") else count_gpus(env)
-    ids = options.get("gpu_ids")
+    seen, ids = gpus, options.get("gpu_ids")
     if ids not in (None, "all") and not options.get("cpu"):
-        env[visible_variable(env)] = str(ids).replace(" ", "")
+        env |= chosen_gpus(str(ids), env)
+        seen = count_gpus(env)
     if options.get("tpu"):
         return LaunchPlan(_on_tpu(arguments, options), env, notes=hints)
     size = sized(options, gpus=gpus)
     if options.get("mpirun_hostfile"):
-        return LaunchPlan(_by_mpirun(arguments, options, size), _meeting_of_mpi(options, env), notes=hints)
+        env = _meeting_of_mpi(options, size, env)
+        return LaunchPlan(_by_mpirun(arguments, options, size, env), env, notes=hints)
     if not needs_agent(arguments, options, size):
         return LaunchPlan(program_command(arguments), env, notes=hints)
-    if size.per_machine.isdecimal() and int(size.per_machine) > 1:
-        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(size.per_machine))))
+    if (ranks := ranks_here(size, gpus=seen)) > 1:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     return LaunchPlan(agent_command(arguments, options, size, rendezvous(options, size, env)), env, notes=hints)
 
 
@@ -170,9 +184,12 @@ def _on_tpu(arguments: Arguments, options: Mapping[str, Any]) -> list[str]:
     return [sys.executable, *program, *arguments.script_args]
 
 
-def _by_mpirun(arguments: Arguments, options: Mapping[str, Any], size: GroupSize) -> list[str]:
+def _by_mpirun(arguments: Arguments, options: Mapping[str, Any], size: GroupSize, env: Mapping[str, str]) -> list[str]:
     if not (size.machines.isdecimal() and size.per_machine.isdecimal()):
-        raise UserError("--mpirun-hostfile needs a number of ranks: --num-processes and --num-machines")
+        raise UserError(
+            "--mpirun-hostfile needs fixed numbers of machines and ranks: set --num-machines and --num-processes "
+            f"(found: {size.machines} machines, {size.per_machine} ranks on each)"
+        )
     program = shutil.which("mpirun") or shutil.which("mpiexec")
     if program is None:
         raise UserError("--mpirun-hostfile: neither mpirun nor mpiexec is on PATH")
@@ -181,10 +198,18 @@ def _by_mpirun(arguments: Arguments, options: Mapping[str, Any], size: GroupSize
     hosts, per, bind = ("--hostfile", "--npernode", ["--bind-to", "socket"]) if ours else ("-f", "-ppn", [])
     ranks = int(size.per_machine) * int(size.machines)
     layout = [hosts, str(options["mpirun_hostfile"]), per, size.per_machine, "-n", str(ranks), *bind]
+    if ours:  # Open MPI gives ranks on other machines only the variables that are named; Intel MPI and MPICH give all
+        layout += [word for name in sorted(env) if name.startswith(_FOR_MPI) for word in ("-x", name)]
     return [program, *layout, *program_command(arguments)]
 
 
-def _meeting_of_mpi(options: Mapping[str, Any], env: dict[str, str]) -> dict[str, str]:
-    address = options.get("main_process_ip") or env.get("MASTER_ADDR") or "127.0.0.1"
+def _meeting_of_mpi(options: Mapping[str, Any], size: GroupSize, env: dict[str, str]) -> dict[str, str]:
+    address = options.get("main_process_ip") or env.get("MASTER_ADDR")
+    if not address and size.machines != "1":
+        raise UserError(
+            f"--mpirun-hostfile with {size.machines} machines: --main-process-ip ADDRESS is missing, the address of "
+            "the first machine in the file"
+        )
+    address = address or "127.0.0.1"
     port = options.get("main_process_port") or env.get("MASTER_PORT") or free_port()
     return {**env, "MASTER_ADDR": str(address), "MASTER_PORT": str(port).strip()}

@@ -6,10 +6,10 @@ the ZeRO paper (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): mixe
 gradients, and fp32 copies in the optimizer's state.
 
 Activations follow Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198) for a transformer in 16 bits without
-tensor parallelism, with s tokens, b samples, hidden size h, a heads and v words: ``s b h (34 + 5 a s / h)`` bytes a
-layer, without the second term if attention does not store its matrix (SDPA, FlashAttention); with recomputation
-``2 s b h`` a layer and one layer's activations; ``4 s b h (1 + v / h)`` for the output layer. fp32 is taken as twice
-that. Working memory is rough.
+tensor parallelism, with s tokens, b samples, hidden size h, a heads and vocabulary size v: ``s b h (34 + 5 a s / h)``
+bytes per layer, without the second term if the attention matrix is not stored (SDPA, FlashAttention); with
+recomputation ``2 s b h`` per layer and one layer's activations; ``4 s b h (1 + v / h)`` for the output layer. fp32 is
+taken as twice that. Working memory is a rough estimate.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TrainingSetup:
         batch: samples in a micro-batch of one rank.
         sequence: tokens in a sample; None: the model's maximum, at most 4,096.
         recomputes: whether activations are recomputed in the backward pass.
-        stores_attention: whether the matrix of attention is stored (``eager`` attention).
+        stores_attention: whether the attention matrix is stored (``eager`` attention).
         cpu_offload: whether FSDP keeps parameters, gradients and optimizer state in CPU memory.
     """
 
@@ -75,7 +75,7 @@ class TrainingSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes on each GPU; for the rank with the most."""
+    """Bytes per GPU, for the rank that needs the most."""
 
     strategy: str
     precision: str
@@ -98,7 +98,7 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        """The most at a time, with what the context of a device takes; without activations if they are unknown."""
+        """Peak bytes, with ``RESERVE_BYTES`` for the device context; without activations if they are unknown."""
         return self.states + max((self.activations or 0) + self.working, self.step) + RESERVE_BYTES
 
     def fits(self, memory_bytes: int) -> bool:

@@ -113,8 +113,8 @@ def model_of(source: str, *, python: str = sys.executable) -> ModelSize:
         if _FACTORY.fullmatch(source):
             return _built("factory", source, source, python)
         raise UserError(
-            f"{source!r} is no model: give a safetensors file or folder, a config.json, a checkpoint, a job spec, or a "
-            "Python function as module:function"
+            f"{source!r} is not a model: give a safetensors file or folder, a config.json, a checkpoint, a job spec, "
+            "or a Python function as module:function"
         )
     if path.is_dir() and (path / checkpoint_files.MANIFEST).exists():
         return _from_checkpoint(path)

@@ -1,22 +1,30 @@
-"""The package indexes that pip is configured with, from its variables and files, without running pip."""
+"""The package indexes that pip and uv use, from environment variables and pip's configuration files.
+
+Neither program is run. Configuration files of uv are not read.
+"""
 
 from __future__ import annotations
 
 import configparser
 import os
+import re
 import sys
 from pathlib import Path
 
-__all__ = ["index_urls"]
+__all__ = ["index_hosts"]
 
 _VARIABLES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX")
 _KEYS = ("index-url", "extra-index-url")
+_URL = re.compile(r"([a-zA-Z][\w+.-]*://)(?:[^/?#@]*@)?([\w.-]+(?::\d+)?|\[[\w:.]+\](?::\d+)?)(?:[/?#][^@]*)?")
+"""A URL without an ``@`` after its host, which may belong to a password that contains a slash."""
 
 
-def index_urls() -> list[str]:
-    """The URLs as they are configured, with any credentials: mask them before they are shown.
+def index_hosts() -> list[str]:
+    """Scheme and host of the configured indexes, such as ``https://pypi.org``. The rest of a URL may contain tokens.
 
-    Files are read as in https://pip.pypa.io/en/stable/topics/configuration/. A file that cannot be read has none.
+    An index that is no such URL, for example a folder, is shown as ``***``.
+
+    Files are read as in https://pip.pypa.io/en/stable/topics/configuration/. Files that cannot be parsed are skipped.
     """
     found = [url for name in _VARIABLES for url in os.environ.get(name, "").split()]
     for path in _files():
@@ -28,7 +36,13 @@ def index_urls() -> list[str]:
         for section in parser.sections():
             options = ((key.replace("_", "-"), value) for key, value in parser.items(section))
             found += [url for key, value in options if key in _KEYS for url in value.split()]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(map(_host, found)))
+
+
+def _host(index: str) -> str:
+    """Scheme and host of an index. uv's variables allow a name and ``=`` before the URL."""
+    found = _URL.fullmatch(re.sub(r"^[\w.-]+=(?=[a-zA-Z])", "", index.strip("'\"")))
+    return f"{found[1]}{found[2]}" if found else "***"
 
 
 def _files() -> list[Path]:

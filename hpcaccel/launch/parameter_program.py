@@ -19,7 +19,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARAL
 
 
 def fail(message: str) -> None:
-    """End the program with a message, which becomes the error of the command."""
+    """Exit with a message, which becomes the error message of the command."""
     print(" ".join(message.split()), file=sys.stderr)
     sys.exit(1)
 

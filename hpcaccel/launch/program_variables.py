@@ -1,4 +1,4 @@
-"""The environment variables by which the launched program learns how to train: those of Accelerate's launcher."""
+"""The environment variables that configure the launched program: those of Accelerate's launcher."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcaccel.errors import UserError
 
-__all__ = ["program_variables"]
+__all__ = ["program_variables", "variables_switched_off"]
 
 _FSDP_NAMES = {
     "fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP",
@@ -33,6 +33,15 @@ _DEEPSPEED = {
     "gradient_clipping": "GRADIENT_CLIPPING",
 }
 _OVERRIDE = ("FPROP", "DGRAD", "WGRAD")
+_SWITCHES = {
+    "cpu": ("ACCELERATE_USE_CPU", "HPCACCEL_USE_CPU"),
+    "debug": ("ACCELERATE_DEBUG_MODE",),
+    "enable_cpu_affinity": ("ACCELERATE_CPU_AFFINITY",),
+    "use_fsdp": ("ACCELERATE_USE_FSDP",),
+    "use_deepspeed": ("ACCELERATE_USE_DEEPSPEED",),
+    "use_parallelism_config": ("ACCELERATE_USE_PARALLELISM_CONFIG",),
+}
+"""Variables that switch something on, by their option."""
 
 
 def program_variables(options: Mapping[str, Any], *, from_file: frozenset[str] = frozenset()) -> dict[str, str]:
@@ -48,7 +57,7 @@ def program_variables(options: Mapping[str, Any], *, from_file: frozenset[str] =
     """
     found = {
         "ACCELERATE_MIXED_PRECISION": options.get("mixed_precision"),
-        "ACCELERATE_USE_CPU": options.get("cpu"),
+        "ACCELERATE_USE_CPU": options.get("cpu") or None,
         "ACCELERATE_DEBUG_MODE": options.get("debug") or None,
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": _accumulation(options),
         "ACCELERATE_CPU_AFFINITY": "1" if options.get("enable_cpu_affinity") else None,
@@ -69,6 +78,11 @@ def program_variables(options: Mapping[str, Any], *, from_file: frozenset[str] =
         if options.get("mixed_precision") == "bf16":
             found["XLA_DOWNCAST_BF16" if options.get("downcast_bf16") else "XLA_USE_BF16"] = "1"
     return {name: _text(value) for name, value in found.items() if value is not None}
+
+
+def variables_switched_off(options: Mapping[str, Any]) -> set[str]:
+    """The variables to remove from the environment: those of switches that the command line or the file turns off."""
+    return {name for option, names in _SWITCHES.items() if options.get(option) is False for name in names}
 
 
 def _text(value: Any) -> str:
@@ -104,7 +118,7 @@ def _fsdp(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parallelism(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if name.startswith("parallelism_config_")}
-    used = options.get("use_parallelism_config") or any(name.endswith("_size") for name in given)
+    used = options.get("use_parallelism_config", any(name.endswith("_size") for name in given))
     return {"ACCELERATE_USE_PARALLELISM_CONFIG": used or None, **{name.upper(): given[name] for name in given}}
 
 
@@ -116,5 +130,5 @@ def _fp8(options: Mapping[str, Any]) -> dict[str, Any]:
         return found
     words = override.split(",") if isinstance(override, str) else list(override)
     if len(words) != len(_OVERRIDE):
-        raise UserError(f"--fp8-override-linear-precision {override!r} must be three booleans with commas")
+        raise UserError(f"--fp8-override-linear-precision {override!r} must be three booleans separated by commas")
     return found | {f"ACCELERATE_FP8_OVERRIDE_{name}": word for name, word in zip(_OVERRIDE, words, strict=True)}

@@ -1,6 +1,6 @@
-"""Runs a small program on torch in another Python process, and reads the JSON line that it prints.
+"""Runs a small program that uses torch in another Python process, and reads the JSON line that it prints.
 
-The login row does not import torch: the import takes seconds, and a broken installation may end the process.
+The commands do not import torch themselves: the import takes seconds, and a broken installation may end the process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command that starts the ranks of one machine by torchrun's agent."""
+"""The command that starts the ranks of one machine with torchrun's agent."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from hpcaccel.launch.arguments import Arguments
 from hpcaccel.launch.flags import spelled
 from hpcaccel.launch.group_size import GroupSize
 
-__all__ = ["ELASTIC", "TORCHRUN", "agent_command", "free_port", "needs_agent", "rendezvous"]
+__all__ = ["ELASTIC", "ELASTIC_AGENT", "TORCHRUN", "agent_command", "free_port", "needs_agent", "rendezvous"]
 
+ELASTIC_AGENT = "hpcaccel.launch.elastic_agent"
+"""The program that starts one machine's ranks."""
 ELASTIC = (
     "max_restarts", "log_dir", "redirects", "tee", "local_ranks_filter", "duplicate_stdout_filters",
     "duplicate_stderr_filters", "logs_specs", "monitor_interval", "start_method", "event_log_handler", "role",
@@ -22,7 +24,7 @@ ELASTIC = (
 )  # fmt: skip
 """Options that only torchrun's agent has."""
 TORCHRUN = ("nproc_per_node", "nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
-"""Options of torchrun: whoever gives them expects torchrun's variables, also for a single rank."""
+"""Options of torchrun. A user who sets one expects torchrun's variables, even for a single rank."""
 _PARADIGMS = ("multi_gpu", "multi_device", "use_fsdp", "use_deepspeed", "use_parallelism_config")
 DEFAULT_PORT = 29_500
 _PORTS = range(10_000, 32_768)
@@ -57,12 +59,12 @@ def agent_command(
         arguments.script,
     ]
     quiet = ["--quiet"] if options.get("quiet") else []
-    agent = [sys.executable, "-m", "hpcaccel.launch.elastic_agent", *quiet]
+    agent = [sys.executable, "-m", ELASTIC_AGENT, *quiet]
     return [*agent, str(len(torchrun)), *torchrun, *arguments.script_args]
 
 
 def rendezvous(options: Mapping[str, Any], size: GroupSize, environ: Mapping[str, str]) -> list[str]:
-    """torchrun's flags for how the machines find each other.
+    """torchrun's flags for the rendezvous of the machines.
 
     Raises:
         UserError: a value is missing that the machines need, or the port is in use.
@@ -76,7 +78,7 @@ def rendezvous(options: Mapping[str, Any], size: GroupSize, environ: Mapping[str
         address = address or environ.get("PET_MASTER_ADDR") or environ.get("MASTER_ADDR")
         port = port or _port_of(environ) or DEFAULT_PORT
     if elastic and backend == "static":
-        raise UserError(f"--nnodes {size.machines} needs a rendezvous that can change: --rdzv-backend c10d")
+        raise UserError(f"--nnodes {size.machines} needs an elastic rendezvous: set --rdzv-backend c10d")
     if options.get("standalone") or not (several or endpoint or port):
         return ["--standalone"]
     if several and not (endpoint or address):
@@ -99,7 +101,7 @@ def _machine_rank(options: Mapping[str, Any], environ: Mapping[str, str], *, sev
     for value in (options.get("machine_rank"), environ.get("PET_NODE_RANK"), environ.get("SLURM_NODEID")):
         if value is not None and str(value).isdecimal():
             return int(value)
-    raise UserError("several machines: --machine-rank of this one is missing (0, 1, …), or use --rdzv-backend c10d")
+    raise UserError("several machines: set --machine-rank to this machine's index (0, 1, …), or --rdzv-backend c10d")
 
 
 def _port_of(environ: Mapping[str, str]) -> int | None:

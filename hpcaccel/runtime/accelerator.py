@@ -71,7 +71,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
             tensors.
 
     Raises:
-        RankEnvironmentError: the environment describes no usable group of ranks, or the ranks do not find each other.
+        RankEnvironmentError: the environment describes no usable group of ranks, or the rendezvous failed.
         RuntimeMisuse: a keyword is unknown; a value is not allowed; a shared setting differs from the first
             Accelerator's.
     """

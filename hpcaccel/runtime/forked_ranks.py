@@ -29,6 +29,8 @@ __all__ = ["elastic_ranks", "forked_ranks", "function_traceback", "run_as_rank"]
 
 INTERRUPT_SECONDS = 5.0
 """How long interrupted ranks may take to end before they are killed."""
+PARENT_POLL_SECONDS = 1.0
+"""Interval at which a rank checks that the process that forked it still runs."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals for which torch's elastic agent installs handlers."""
 _LAUNCHERS = (
@@ -131,6 +133,9 @@ def _callstack(error_file: Mapping[str, Any] | None) -> str:
 def run_as_rank(function: Callable[..., Any], args: tuple[Any, ...], output: RankOutput | None) -> None:
     """Call the function in this rank, then end the rank's session: a forked process runs no ``atexit`` handlers."""
     _reset_signals()
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_after, args=(parent.pid,), name="hpcaccel-parent", daemon=True).start()
     if output is not None:
         output.connect_rank()
     torch.set_num_threads(1)
@@ -158,6 +163,19 @@ def function_traceback(text: str) -> str:
     the numbers of a notebook's cells."""
     before, call, after = text.rstrip().partition(f"    {_CALL}\n")
     return with_cell_names(f"Traceback (most recent call last):\n{after}" if call else before)
+
+
+def _end_after(parent: int | None) -> None:
+    """End this rank when the process that forked it has been killed. torch then interrupts the rank, which has
+    ``INTERRUPT_SECONDS`` to end by itself.
+
+    Args:
+        parent: process id.
+    """
+    while os.getppid() == parent:
+        time.sleep(PARENT_POLL_SECONDS)
+    time.sleep(INTERRUPT_SECONDS)
+    os._exit(1)
 
 
 def _reset_signals() -> None:

@@ -124,20 +124,20 @@ def is_dispatched(model: nn.Module) -> bool:
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether hooks of hpcaccel or Accelerate give modules their weights only for the time of their ``forward``."""
+    """Whether hooks of hpcaccel or Accelerate give modules their weights only during their ``forward``."""
     hooks = [module.__dict__["_hf_hook"] for module in model.modules() if "_hf_hook" in module.__dict__]
     return any(getattr(one, "offload", False) is True for hook in hooks for one in getattr(hook, "hooks", (hook,)))
 
 
 def dispatch(setup: Setup, model: nn.Module, device_map: Any, *, offload_folder: Any) -> nn.Module:
-    """Distribute a model by a device map, which is computed if it is a text such as ``auto``. If there are several
+    """Distribute a model by a device map, which is computed if it is a string such as ``auto``. If there are several
     ranks, each has the whole model: a computed map uses only this rank's device and its share of the CPU memory.
 
     Raises:
         RuntimeMisuse: the model has no weights; or for the reasons that ``dispatch_model`` lists.
     """
     from hpcaccel.runtime.offload.device_map import resolve_device_map
-    from hpcaccel.runtime.offload.device_memory import get_max_memory
+    from hpcaccel.runtime.offload.device_memory import SPARE, get_max_memory
     from hpcaccel.runtime.offload.dispatch import dispatch_model
 
     if meta_device.is_empty(model):
@@ -149,7 +149,8 @@ def dispatch(setup: Setup, model: nn.Module, device_map: Any, *, offload_folder:
     budget: dict[int | str, Any] | None = None
     if isinstance(device_map, str) and group.world_size > 1:
         free = get_max_memory()
-        budget = {key: size for key, size in free.items() if key == group.device.index}
+        # Room for activations is left here: a budget that is passed to resolve_device_map is used to the full.
+        budget = {key: int(SPARE * size) for key, size in free.items() if key == group.device.index}
         budget["cpu"] = free.get("cpu", 0) // max(1, group.env.local_world_size)
     places = resolve_device_map(model, device_map, max_memory=budget)
     return dispatch_model(model, places, offload_dir=offload_folder)

@@ -181,18 +181,30 @@ def _wrong(results: SelftestResults) -> Iterator[SelftestProblem]:
         )  # fmt: skip
 
 
+def _corrupt(results: SelftestResults) -> Iterator[SelftestProblem]:
+    """Messages of the pairs with wrong contents: the node with most such partners; with a single one, both nodes."""
+    found: dict[tuple[str, str], str] = {}
+    for one in results.processes:
+        for other in one.data("pairs", "wrong", ()):
+            first, second = sorted((one.node, results.node_of(other)))
+            found[first, second] = f"{first} – {second}: wrong contents from rank {other} at rank {one.rank}"
+    yield from blamed_nodes(set(found), "wrong_result", "pairs", found.__getitem__)
+
+
 def blamed_nodes(
     bad: set[tuple[str, str]], kind: str, check: str, text: Callable[[tuple[str, str]], str]
 ) -> Iterator[SelftestProblem]:
-    words = {"slow_link": "slow", "no_connection": "broken"}[kind]
+    words = {"slow_link": "slow", "no_connection": "broken", "wrong_result": "corrupt"}[kind]
     blamed, left = blamed_for_links(bad)
     for node in blamed:
         own = sorted(link for link in bad if node in link)
         shown = "; ".join(text(link) for link in own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
-        message = f"{len(own)} links of this node are {words} ({shown})"
+        count = "1 link of this node is" if len(own) == 1 else f"{len(own)} links of this node are"
+        message = f"{count} {words} ({shown})"
         yield SelftestProblem(node=node, kind=kind, message=message, check=check)
+    who = "one of the two nodes is at fault" if kind == "wrong_result" else "either end may be at fault"
     for link in left:
-        message = f"the link is {words}, and either end may be at fault ({text(link)})"
+        message = f"the link is {words}, and {who} ({text(link)})"
         for node in link:
             severity: Severity = "warning" if kind == "slow_link" else "bad"
             yield SelftestProblem(node=node, kind=kind, message=message, check=check, severity=severity)
@@ -253,6 +265,7 @@ def problems_of(results: SelftestResults) -> list[SelftestProblem]:
         _hung,
         _unconnected,
         _wrong,
+        _corrupt,
         _twice,
         _different_sizes,
         _different_nodes,

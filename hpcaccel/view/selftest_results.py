@@ -42,7 +42,7 @@ class RankResults:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has come to its own end: after the last check, or because a check was over its limit."""
+        """Whether the process ended by itself: after the last check, or because a check exceeded its time limit."""
         return "end" in self.checks or any(check.state == "timeout" for check in self.checks.values())
 
     @property
@@ -101,8 +101,8 @@ def read_results(
     Args:
         folder: the folder with the ranks' files; it may be missing.
         outputs: outputs of the ranks. Ranks that could not write their file have printed their results.
-        expected: the number of ranks that were started; by default, what most ranks' environment says.
-        places: the node of each rank, as far as the launcher knows.
+        expected: the number of ranks that were started; by default, the world size in most ranks' environment.
+        places: the node of each rank, if known to the launcher.
     """
     processes: dict[tuple[str, int], RankResults] = {}
     texts = [path.read_text(errors="replace") for path in sorted(folder.glob("rank-*.jsonl"))]

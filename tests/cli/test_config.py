@@ -109,7 +109,7 @@ def test_arrow_keys_choose_and_the_answers_are_written(file: Path, terminal: Cal
     screen.answer("Free gathered")
     screen.answer("in CPU memory")
     screen.answer("Which modules")
-    screen.answer("Class names", "Block")
+    screen.answer("class names", "Block")
     screen.answer("How are models saved", DOWN)
     screen.answer("rank 0 only")
     screen.answer("Recompute")
@@ -182,6 +182,14 @@ def test_default_takes_accelerates_options(shell: Shell, option: str) -> None:
     broken_torch(shell)
     shell("config", "default", option, "my.yaml", "--mixed_precision", "bf16")
     assert json.loads((shell.folder / "my.yaml").read_text())["mixed_precision"] == "bf16"
+
+
+def test_precision_without_questions(shell: Shell, file: Path, refused: Callable[..., str]) -> None:
+    broken_torch(shell)
+    assert "--mixed-precision needs --default" in refused(shell("config", "--mixed-precision", "bf16"))
+    assert "go with `hpcaccel config` alone" in refused(shell("config", "--mixed-precision", "bf16", "show"))
+    shell("config", "--default", "--mixed-precision", "bf16")
+    assert json.loads(file.read_text())["mixed_precision"] == "bf16"
 
 
 def test_default_without_torch_says_so(shell: Shell, file: Path) -> None:

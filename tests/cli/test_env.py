@@ -23,10 +23,18 @@ SECRETS = {
     "SLURM_JOB_PARTITION": "plain-looking-words",
     "NCCL_UNUSUAL": "unusual-value",
     "HTTPS_PROXY": "http://proxyuser:proxypass@proxy:3128",
+    "PIP_EXTRA_INDEX_URL": "https://conda.anaconda.org/t/ab-1234abcd/simple https://pypi.fury.io/Fury77Token/me/",
+    "UV_INDEX": "own=https://uv.example.org/uvTokenInPath/simple https://me:p4ss/word@slash.example.org/simple",
+    "NCCL_IB_HCA": "xoxb-1111-2222-slackslack",
+    "NCCL_NET": "AIzaSyA0123456789abcdefghijklmnopqrstuv",
+    "GLOO_SOCKET_IFNAME": "Authorization: Bearer bearer.token-words",
+    "NCCL_SOCKET_IFNAME": 'password = "quoted phrase"',
+    "CONDA_DEFAULT_ENV": "https://conda.anaconda.org/t/cd-5678efgh/simple",
 }
 NOT_SHOWN = (
     "f00dfeed", "plain-looking-words", "correct horse", "s3same", "hunter2", "abc123", "leaked", "unusual-value",
-    "proxypass", "in-the-file", "Pa55", "of-pip", "hf_abcdefghijklmnop",
+    "proxypass", "in-the-file", "Pa55", "of-pip", "hf_abcdefghijklmnop", "ab-1234", "Fury77Token", "uvTokenInPath",
+    "p4ss", "word@", "slackslack", "AIzaSy", "token-words", "quoted", "phrase", "cd-5678",
 )  # fmt: skip
 CONFIG = """\
 distributed_type: MULTI_GPU
@@ -62,7 +70,8 @@ def test_no_secret_is_shown(planted: Shell, words: list[str]) -> None:
     assert result.returncode == 0, result.stderr
     for secret in NOT_SHOWN:
         assert secret not in result.stdout + result.stderr, secret
-    for shown in ("pypi.example.org/simple", "example.org/simple", "23.11.4", "H100", "NCCL_UNUSUAL", "alps", "77"):
+    hosts = ("https://pypi.example.org", "https://example.org", "https://conda.anaconda.org", "https://pypi.fury.io")
+    for shown in (*hosts, "https://uv.example.org", "23.11.4", "H100", "NCCL_UNUSUAL", "alps", "77"):
         assert shown in result.stdout, shown
 
 
@@ -123,6 +132,13 @@ def test_broken_files_are_reported_and_not_raised(shell: Shell) -> None:
     assert "cannot be read: " in result.stdout
 
 
+def test_value_of_a_key_with_a_secret_name_is_masked() -> None:
+    values = {"aws_secret": "two words", "list_of_tokens": ["a", "b"], "num_processes": 4, "rdzv_backend": "c10d"}
+    assert reporting._safe("section", values) == {
+        "aws_secret": "***", "list_of_tokens": ["***", "***"], "num_processes": 4, "rdzv_backend": "c10d"
+    }  # fmt: skip
+
+
 def test_old_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.release", lambda: "4.18.0-553.el8.x86_64")
     monkeypatch.setattr(reporting, "torch_facts", lambda _: {"problem": "not asked"})
@@ -138,6 +154,13 @@ def test_old_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ("see https://host/a?token=1 and https://b", "see https://host/a?*** and https://b"),
         ("api_key = abc, more", "api_key = *** more"),
         ("ghp_0123456789abcdef01", "***"),
+        ("xoxb-12345-67890-abcdef, AIzaSyA0123456789abcdefghij", "***, ***"),
+        ("Bearer abc.def-ghi and Authorization: Basic dTpw", "Bearer *** and Authorization: Basic ***"),
+        ("https://conda.anaconda.org/t/ab-1234/simple", "https://conda.anaconda.org/t/***/simple"),
+        ("https://pypi.fury.io/TOKEN/me/", "https://pypi.fury.io/***/me/"),
+        ('password = "two words" end', "password = *** end"),
+        ("""{'api_key': 'it\\'s two', 'a': 1}""", "{'api_key': ***, 'a': 1}"),
+        ('token="not closed, more', "token=***"),
         ("nothing secret in https://host/path", "nothing secret in https://host/path"),
     ],
 )

@@ -149,7 +149,7 @@ def test_python_function_is_called_on_the_meta_device(shell: Shell) -> None:
     [
         (["factory:absent"], "factory:absent cannot be imported: AttributeError"),
         (["nowhere:make"], "nowhere:make cannot be imported: ModuleNotFoundError"),
-        (["absent"], "'absent' is no model: give a safetensors file or folder"),
+        (["absent"], "'absent' is not a model: give a safetensors file or folder"),
         (["empty"], "has neither *.safetensors nor config.json"),
         (["bad.json"], "bad.json cannot be read"),
         (["bad.safetensors"], "not a safetensors file"),

@@ -8,10 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from hpcaccel.cli import selftest_ranks
+from hpcaccel.cli.selftest import _ranks_inside
+from hpcaccel.launch import gpus
+from hpcaccel.submission.submit.salloc import SallocAllocation
 
 pytestmark = pytest.mark.torch
 
@@ -80,6 +85,32 @@ def test_interrupted_test_leaves_no_rank(shell):
     assert ranks_of(shell) == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_ended_test_leaves_no_rank_and_no_folder(shell, number):
+    hangs = shell.write("hangs/torch/__init__.py", "import time\ntime.sleep(60)\n").parent.parent
+    shell.environment["PYTHONPATH"] = f"{hangs}:{shell.environment['PYTHONPATH']}"
+    for name in ("tmp", "runs"):
+        (shell.folder / name).mkdir()
+    shell.environment["TMPDIR"] = str(shell.folder / "tmp")
+    command = [sys.executable, "-m", "hpcaccel", "test", "--num-processes", "2", "--runs-dir", "runs"]
+    testing = subprocess.Popen(command, cwd=shell.folder, env=shell.environment, stderr=subprocess.DEVNULL)
+    wait_for(lambda: len(ranks_of(shell)) == 4)
+    folders = [*shell.folder.glob("tmp/hpcaccel-test-*"), *shell.folder.glob("runs/selftest-*")]
+    assert len(folders) == 2
+    testing.send_signal(number)
+    assert testing.wait(timeout=30) == (-number if number == signal.SIGKILL else 128 + number)
+    wait_for(lambda: ranks_of(shell) == [])
+    if number != signal.SIGKILL:
+        assert not any(folder.exists() for folder in folders)
+
+
+def wait_for(condition: Callable[[], bool], *, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not within the time limit"
+        time.sleep(0.05)
+
+
 def ranks_of(shell) -> list[int]:
     """Processes that run the self-test's program in the folder of ``shell``."""
     found = []
@@ -92,6 +123,39 @@ def ranks_of(shell) -> list[int]:
         if b"hpcaccel.runtime.selftest" in words and here == str(shell.folder):
             found.append(int(entry.name))
     return found
+
+
+AROUND = SallocAllocation(job_id="7", nodes=("n1", "n2"), cpus_per_node=(8, 8), partition="gpu")
+
+
+@pytest.mark.parametrize(
+    ("variables", "allocated", "expected"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURMD_NODENAME": "n1"}, "", "slurm.gpus_per_node=4"),
+        ({"SLURMD_NODENAME": "n1"}, "", "slurm.ntasks_per_node=1"),
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, "", "slurm.gpus_per_node=4"),
+        ({}, "cpu=16,node=2,gres/gpu=8", "slurm.gpus_per_node=4"),
+        ({}, "cpu=16,node=2", "slurm.ntasks_per_node=1"),
+    ],
+)
+def test_shell_of_an_allocation_runs_a_rank_on_each_gpu(monkeypatch, variables, allocated, expected):
+    """The shell of salloc runs on a login node, where Slurm sets no SLURM_GPUS_ON_NODE."""
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("hpcaccel.slurm.Slurm.job_record", lambda *_: {"AllocTRES": allocated})
+    assert _ranks_inside(AROUND) == expected
+
+
+def test_gpus_of_all_vendors_are_counted(monkeypatch):
+    for name in gpus._VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpus, "_nvidia", lambda: 0)
+    monkeypatch.setattr(gpus, "_amd", lambda system: 8)
+    assert selftest_ranks._gpu_count() == 8
+    monkeypatch.setenv("ZE_AFFINITY_MASK", "0,1")
+    assert selftest_ranks._gpu_count() == 2
 
 
 @pytest.mark.parametrize(

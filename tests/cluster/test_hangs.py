@@ -35,12 +35,14 @@ def test_slow_rank_is_named_and_a_hanging_rank_restarts_the_run(
     assert sorted(rank for group in shown["groups"] for rank in group["ranks"]) == [0, 1]
     run.wait_for_word("standing still", rank=1)
     before = [line["slow"] for line, _ in read_lines(run.dir.stragglers(1))]
-    shown_now = run.status()["slow_ranks"]
+    status = run.status()
     told = [line["slow"] for line, _ in read_lines(run.dir.stragglers(1))]
     assert [(one["rank"], one["node"]) for one in told[0]] == [(1, run.nodes[1])], run.story
     assert told[0][0]["ratio"] > 1.2
-    # On a busy machine the other rank may be as slow in one measurement, and a line may be added while status reads.
-    assert shown_now in [before[-1] if before else [], *told[len(before) :]], told
+    # On a busy machine the other rank may be as slow in one measurement, a line may be added while status reads, or
+    # status comes after the restart, and shows the next attempt.
+    possible = [before[-1] if before else [], *told[len(before) :]]
+    assert status["slow_ranks"] in possible or status["attempts"] > 1, told
     assert run.wait_until_over() == 0, run.story
     assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
     end = run.lines("end")[0]

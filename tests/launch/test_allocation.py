@@ -58,10 +58,14 @@ def test_torchruns_agent_on_each_node() -> None:
     agent = found.command[found.command.index(PYTHON) :]
     assert agent[:3] == AGENT
     assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:4"} <= set(agent)
+    assert found.environ["OMP_NUM_THREADS"] == "2"
+    line = "--max-restarts 2 --nproc-per-node gpu t.py"
+    assert plan(line, JOB).environ["OMP_NUM_THREADS"] == "2"
+    assert plan(line, {**JOB, "OMP_NUM_THREADS": "5"}).environ["OMP_NUM_THREADS"] == "5"
 
 
 def test_allocation_that_does_not_fit_is_refused() -> None:
-    assert "3 machines, but job 7 has 2: n1 n2" in refusal("--nnodes 3 t.py", JOB)
+    assert "3 nodes requested, but job 7 has 2: n1 n2" in refusal("--nnodes 3 t.py", JOB)
     assert "spread unevenly" in refusal("t.py", {**JOB, "SLURM_GPUS": "6"})
     without = {name: value for name, value in JOB.items() if name != "SLURM_GPUS_ON_NODE"}
     assert "job 7 has no GPUs" in refusal("--multi-gpu t.py", without)

@@ -126,6 +126,16 @@ def test_values_are_read_as_accelerate_reads_them(tmp_path: Path) -> None:
         ("dynamo_config: {backend: EAGER}", {"dynamo_config": {"dynamo_backend": "EAGER"}}),
         ("ipex_config: {ipex: true}", {"retired": ("ipex_config",)}),
         ("main_process_port: null\ndeepspeed_config: {}", {"deepspeed_config": {}}),
+        (
+            "deepspeed_config: {zero_stage: '3', gradient_clipping: auto, gradient_accumulation_steps: auto}",
+            {
+                "deepspeed_config": {
+                    "zero_stage": "3",
+                    "gradient_clipping": "auto",
+                    "gradient_accumulation_steps": "auto",
+                }
+            },
+        ),
         ("fp8_config: {backend: TE, fp8_format: E4M3}", {"fp8_config": {"fp8_backend": "TE", "fp8_format": "E4M3"}}),
     ],
 )
@@ -146,6 +156,19 @@ def test_old_and_short_spellings(tmp_path: Path, text: str, expected: dict[str, 
         ("use_cpu: 3", ":1: use_cpu 3 must be true or false"),
         ("tpu_env: A=1", ":1: tpu_env 'A=1' must be a list"),
         ("fsdp_config: 2", ":1: fsdp_config 2 must be a mapping"),
+        (
+            "fsdp_config:\n  fsdp_version: 2\n  fsdp_offload_params: 7\n",
+            ":3: fsdp_config.fsdp_offload_params 7 must be true or false",
+        ),
+        ("fsdp_config: {version: two}", ":1: fsdp_config.version 'two' must be a whole number"),
+        ("fsdp_config: {fsdp_state_dict_type: [a]}", "fsdp_config.fsdp_state_dict_type ['a'] must be a single value"),
+        ("deepspeed_config: {zero_stage: auto}", ":1: deepspeed_config.zero_stage 'auto' must be a whole number"),
+        ("deepspeed_config: {zero_stage: 2.5}", ":1: deepspeed_config.zero_stage 2.5 must be a whole number"),
+        ("deepspeed_config: {gradient_clipping: much}", "gradient_clipping 'much' must be a number, or auto"),
+        (
+            "parallelism_config: {parallelism_config_tp_size: two}",
+            ":1: parallelism_config.parallelism_config_tp_size 'two' must be a whole number",
+        ),
         ("distributed_type: MULTI-GPU", ". Did you mean 'MULTI_GPU'?"),
         ("mixed_precision: bf61", ":1: mixed_precision 'bf61' is not valid (allowed: no, fp16, bf16, fp8)"),
         ("compute_environment: AMAZON_SAGEMAKER", "hpcaccel starts no jobs on SageMaker"),

@@ -79,7 +79,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "FSDP": (
-        {"Shard": "fsdp", "Class names": "Block", "Combine": True, "replicas'": 2, "shards'": 4, "How many GPUs": 8},
+        {"Shard": "fsdp", "class names": "Block", "Combine": True, "replicas'": 2, "shards'": 4, "How many GPUs": 8},
         {
             "distributed_type": "FSDP",
             "fsdp_config": {
@@ -183,6 +183,7 @@ def test_settings_become_fields_of_the_spec(tmp_path: Path) -> None:
             {"zero_stage": 3, "offload_params": "cpu", "gradient_clipping": 0.5},
         ),
         ({"deepspeed_config_file": "ds.json"}, {"config_file": "ds.json"}),
+        ({"zero_stage": None, "gradient_clipping": None}, {"zero_stage": 2}),
     ],
 )
 def test_deepspeed_settings_become_fields_of_the_spec(
@@ -193,6 +194,21 @@ def test_deepspeed_settings_become_fields_of_the_spec(
     assert spec.runtime.strategy == "deepspeed"
     assert spec.runtime.deepspeed.model_dump(exclude_none=True) == expected
     assert ("zero3_init_flag" in text) == ("zero3_init_flag" in values), "a comment says what has no counterpart"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "strategy", "reshard"),
+    [
+        (1, "fsdp", True), ("2", "fsdp", False), ("SHARD_GRAD_OP", "fsdp", False), (4, "fsdp", True),
+        (5, "fsdp", False), (3, "ddp", True), ("NO_SHARD", "ddp", True),
+    ],
+)  # fmt: skip
+def test_sharding_strategies_by_name_and_number(tmp_path: Path, sharding: Any, strategy: str, reshard: bool) -> None:
+    values = {"fsdp_sharding_strategy": sharding, "fsdp_offload_params": "false"}
+    spec, text = spec_of(LaunchConfig(distributed_type="FSDP", fsdp_config=values), tmp_path)
+    assert (spec.runtime.strategy, spec.runtime.fsdp.reshard_after_forward) == (strategy, reshard)
+    assert not spec.runtime.fsdp.cpu_offload
+    assert ("set fsdp.shard_size" in text) == (sharding in (4, 5))
 
 
 @pytest.mark.parametrize(

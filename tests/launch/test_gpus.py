@@ -21,7 +21,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("value", "count"), [("0,1,3", 3), ("", 0), ("-1", 0), ("2,-1,0", 1), ("GPU-8932f937,GPU-1", 2)]
+    ("value", "count"), [("0,1,3", 3), ("", 0), ("-1", 0), ("2,-1,0", 1), ("NoDevFiles", 0), ("GPU-8932f937,GPU-1", 2)]
 )
 def test_visible_devices_decide(system: Path, value: str, count: int) -> None:
     assert count_gpus({"CUDA_VISIBLE_DEVICES": value}, system=system) == count

@@ -45,6 +45,31 @@ def test_cpus_are_shared_among_the_ranks() -> None:
     assert "OMP_NUM_THREADS" not in plan("t.py").environ
 
 
+def test_cpus_are_shared_among_ranks_that_a_word_counts() -> None:
+    cpus = len(os.sched_getaffinity(0))
+    for word in ("gpu", "auto"):
+        found = plan(f"--nproc-per-node {word} t.py", GPUS)
+        assert found.environ["OMP_NUM_THREADS"] == str(max(1, cpus // 4))
+        assert torchrun(found)[1] == f"--nproc-per-node={word}"
+    some = plan("--gpu-ids 0,1 --nproc-per-node gpu t.py", GPUS)
+    assert some.environ["OMP_NUM_THREADS"] == str(max(1, cpus // 2))
+    on_cpus = plan("--nproc-per-node cpu t.py", GPUS).environ.get("OMP_NUM_THREADS", "1")
+    assert on_cpus == str(max(1, cpus // (os.cpu_count() or 1)))
+
+
+def test_gpu_ids_count_among_the_visible_gpus() -> None:
+    for visible, ids, expected in [
+        ("4,5", "0,1", "4,5"), ("4,5,6,7", "3,1", "7,5"), ("GPU-a,GPU-b", "1", "GPU-b"),
+        ("GPU-a,GPU-b", "GPU-a", "GPU-a"),
+    ]:  # fmt: skip
+        found = plan(f"--gpu-ids {ids} t.py", {"CUDA_VISIBLE_DEVICES": visible})
+        assert found.environ["CUDA_VISIBLE_DEVICES"] == expected
+    found = plan("--gpu-ids 1 t.py", {"HIP_VISIBLE_DEVICES": "2,3"})
+    assert (found.environ["HIP_VISIBLE_DEVICES"], "CUDA_VISIBLE_DEVICES" in found.environ) == ("3", False)
+    message = refusal("--gpu-ids 1,4 t.py", {"CUDA_VISIBLE_DEVICES": "4,5"})
+    assert "there is no GPU 4. CUDA_VISIBLE_DEVICES=4,5 shows 2 GPUs" in message
+
+
 def test_total_and_number_per_machine() -> None:
     found = plan("--num-processes 8 --num-machines 2 --machine-rank 1 --main-process-ip a --main-process-port 1 t.py")
     expected = ["--nnodes=2", "--nproc-per-node=4", "--node-rank=1", "--master-addr=a", "--master-port=1"]
@@ -90,7 +115,7 @@ def test_port_is_free_unless_it_is_given() -> None:
         ("--nnodes 1:2 --rdzv-backend static --nproc-per-node 1 --rdzv-endpoint a:1 t.py", "--rdzv-backend c10d"),
         ("--nnodes 2 t.py", "--main-process-ip ADDRESS of machine 0 is missing"),
         ("--nnodes 2 --rdzv-backend c10d t.py", "--rdzv-endpoint HOST:PORT of machine 0 is missing"),
-        ("--nnodes 2 --main-process-ip a t.py", "--machine-rank of this one is missing"),
+        ("--nnodes 2 --main-process-ip a t.py", "set --machine-rank to this machine's index"),
         ("--cpu --multi-gpu t.py", "--cpu and --multi-gpu exclude each other"),
         ("--use-fsdp --use-deepspeed t.py", "--use-fsdp and --use-deepspeed exclude each other"),
         ("--module --no-python t.py", "--module and --no-python exclude each other"),
@@ -109,7 +134,7 @@ def test_port_is_free_unless_it_is_given() -> None:
         ("--gradient-accumulation-steps 0 t.py", "must be a whole number of at least 1"),
         ("--use-fsdp --fsdp-cpu-ram-efficient-loading true --fsdp-sync-module-states false t.py", "only rank 0 reads"),
         ("--mixed-precision fp8 --fp8-override-linear-precision true t.py", "three booleans"),
-        ("--mpirun-hostfile hosts --nproc-per-node gpu t.py", "--mpirun-hostfile needs a number"),
+        ("--mpirun-hostfile hosts --nproc-per-node gpu t.py", "--mpirun-hostfile needs fixed numbers"),
         ("--mpirun-hostfile hosts --num-processes 2 t.py", "neither mpirun nor mpiexec is on PATH"),
     ],
 )
@@ -146,8 +171,13 @@ def test_mpirun(tmp_path: Path) -> None:
     line = "--cpu --mpirun-hostfile hosts --num-processes 4 --num-machines 2 --main-process-ip a t.py --x"
     found = plan(line)
     expected = ["--hostfile", "hosts", "--npernode", "2", "-n", "4", "--bind-to", "socket"]
-    assert found.command == [str(program), *expected, PYTHON, "t.py", "--x"]
+    names = ("ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT")
+    passed = [word for name in names for word in ("-x", name)]
+    assert found.command == [str(program), *expected, *passed, PYTHON, "t.py", "--x"]
     assert found.environ["MASTER_ADDR"] == "a"
+    without = line.replace("--main-process-ip a", "")
+    assert "2 machines: --main-process-ip ADDRESS is missing" in refusal(without)
+    assert plan(without, {**ALONE, "MASTER_ADDR": "b"}).environ["MASTER_ADDR"] == "b"
     program.write_text("#!/bin/bash\necho 'Intel(R) MPI Library for Linux'\n")
     assert plan(line).command == [str(program), "-f", "hosts", "-ppn", "2", "-n", "4", PYTHON, "t.py", "--x"]
 

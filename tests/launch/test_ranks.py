@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from hpcaccel.launch import orphan_guard
 
 from .conftest import Launcher
 
@@ -35,8 +38,16 @@ child = os.fork()
 if child == 0:
     for stream in (1, 2):  # the test reads them to their end
         os.close(stream)
+    os.setsid()  # as subprocess.Popen(start_new_session=True)
+    if rank == "0" and os.fork():  # as a daemon: its parent ends
+        os._exit(0)
+    (folder / f"child.{rank}.part").write_text(str(os.getpid()))
+    (folder / f"child.{rank}.part").rename(folder / f"child.{rank}")
     time.sleep(120)
     os._exit(0)
+while not (folder / f"child.{rank}").exists():
+    time.sleep(0.01)
+child = (folder / f"child.{rank}").read_text()
 (folder / f"pids.{rank}.part").write_text(f"{os.getpid()} {child}")
 (folder / f"pids.{rank}.part").rename(folder / f"pids.{rank}")
 end = time.monotonic() + 120
@@ -163,6 +174,40 @@ def test_killed_launcher_leaves_no_rank_and_no_child_of_a_rank(launcher: Launche
     wait_for(lambda: not any(runs(pid) for pid in pids), "ranks ended", seconds=20)
 
 
+def test_signal_before_the_ranks_are_started_does_not_end_the_launcher(launcher: Launcher) -> None:
+    """It comes while the agent imports torch: here a stand-in, which waits for the test."""
+    launcher.write(
+        "torch/__init__.py",
+        "import time\nfrom pathlib import Path\n"
+        "Path('importing').touch()\n"
+        "while not Path('sent').exists(): time.sleep(0.02)\n"
+        "raise ImportError('no real torch')\n",
+    )
+    launcher.write("t.py", "")
+    process = launcher.start(*AGENT, "t.py", PYTHONPATH=f"{launcher.folder}:{launcher.env['PYTHONPATH']}")
+    wait_for((launcher.folder / "importing").exists, "import of torch")
+    for one in (signal.SIGUSR1, signal.SIGUSR2):
+        process.send_signal(one)
+    time.sleep(0.1)
+    launcher.write("sent", "")
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, "no real torch" in stderr) == (1, True), stderr
+
+
+def test_guard_kills_a_rank_that_has_not_been_reported(tmp_path: Path) -> None:
+    guard = subprocess.Popen([sys.executable, "-I", "-S", orphan_guard.__file__, "TEST_MARK=7"], stdin=subprocess.PIPE)
+    mine = {"PATH": os.environ["PATH"]}
+    rank = subprocess.Popen(["sleep", "60"], env={**mine, "TEST_MARK": "7"}, start_new_session=True)
+    other = subprocess.Popen(["sleep", "60"], env={**mine, "TEST_MARK": "77"}, start_new_session=True)
+    try:
+        guard.communicate(timeout=20)
+        assert (rank.poll(), guard.returncode, other.poll()) == (-signal.SIGKILL, 0, None)
+    finally:
+        for process in (guard, rank, other):
+            process.kill()
+            process.wait()
+
+
 def test_single_process_is_the_launcher_itself(launcher: Launcher) -> None:
     waiting = Waiting(launcher, "--cpu")
     assert waiting.pids[0] == waiting.process.pid
@@ -206,7 +251,8 @@ def test_output_goes_to_files_and_to_the_terminal(launcher: Launcher) -> None:
 
 def test_two_machines_meet_by_c10d(launcher: Launcher) -> None:
     """Two launchers on this machine, as if each were one of two machines."""
-    launcher.write("adding.py", "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    line = "f\"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n\""
+    launcher.write("adding.py", f"import os; os.write(1, {line}.encode())")  # one write: lines of two ranks stay whole
     port = launcher.free_port()
     flags = [
         *("--cpu", "--num_processes", "4", "--num_machines", "2", "--rdzv_backend", "c10d"),

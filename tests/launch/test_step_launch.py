@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcaccel.launch import step_launch
 from hpcaccel.launch.allocation import SlurmAllocation
 from hpcaccel.launch.step_launch import run_step
 from hpcaccel.slurm import Slurm
@@ -47,3 +52,51 @@ def test_shell_of_salloc_asks_slurm_for_the_gpus(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(("line", "code"), [("exit 7", 7), ("kill -TERM $$", 143)])
 def test_exit_code_of_srun(line: str, code: int) -> None:
     assert run_step(["bash", "-c", line], {"PATH": "/bin:/usr/bin"}, job_id="7", name="x") == code
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Runs a stand-in for srun, with SIGTERM for this process as soon as it is up. Returns its exit code."""
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(step_launch, "_PAUSE_SECONDS", 0.05)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in the thread, too: run_step takes the signal
+
+    def terminate() -> None:
+        end = time.monotonic() + 20
+        while not (tmp_path / "up").exists() and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(squeue: str, scancel: str = "") -> int:
+        for name, script in (("squeue", squeue), ("scancel", scancel)):
+            (tmp_path / name).write_text(f"#!/bin/bash\ncd {tmp_path}\n{script}\n")
+            (tmp_path / name).chmod(0o755)
+        thread = threading.Thread(target=terminate)
+        thread.start()
+        line = f"cd {tmp_path}; trap 'exit 85' TERM; touch up; for i in {{1..200}}; do "
+        line += "[ -e saved ] && exit 0; sleep 0.05; done"
+        try:
+            return run_step(["bash", "-c", line], dict(os.environ), job_id="7", name="ours")
+        finally:
+            thread.join()
+
+    yield run
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def test_signal_is_sent_again_until_slurm_responds(srun: Callable[..., int], capfd: pytest.CaptureFixture[str]) -> None:
+    """srun must not get SIGTERM meanwhile: it would kill ranks that are to save."""
+    flaky = "echo x >> asked; [ $(wc -l < asked) -lt 3 ] && { echo 'error: timed out' >&2; exit 1; }; echo '7.0|ours'"
+    assert srun(flaky, "touch saved") == 0
+    assert "SIGTERM for the ranks" in capfd.readouterr().err
+
+
+def test_srun_is_terminated_if_the_ranks_have_not_begun(srun: Callable[..., int]) -> None:
+    assert srun("echo '7.batch|batch'") == 85
+
+
+def test_srun_is_terminated_if_slurm_does_not_respond_in_time(
+    srun: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_launch, "_RETRY_SECONDS", 0.2)
+    assert srun("echo x >> asked; echo 'squeue: error: timed out' >&2; exit 1") == 85

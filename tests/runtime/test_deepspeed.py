@@ -9,6 +9,7 @@ import base64
 import json
 import shutil
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -32,7 +33,7 @@ from .ranks import Ended, make_run, run_ranks
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = str(ROOT / "tests/integrations/programs/deepspeed/train.py")
+PROGRAM = str(ROOT / "tests/integrations/programs/train_zero.py")
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +76,14 @@ def test_every_auto_is_filled_or_named() -> None:
         fill(config, {"a": 5}, optional=("optimizer.",))
     fill(config, {"b.c": 6})
     assert config == {"a": 5, "b": {"c": 6, "d": 1}, "optimizer": {"params": {}}}
+
+
+def test_auto_in_a_list_is_filled_or_named() -> None:
+    config: dict[str, Any] = {"optimizer": {"params": {"betas": [0.9, AUTO], "eps": AUTO}}, "a": [[1], [{"b": AUTO}]]}
+    with pytest.raises(RuntimeMisuse, match=r"for optimizer\.params\.betas\[1\], a\[1\]\[0\]\.b, which cannot"):
+        fill(config, {}, optional=("optimizer.params.",))
+    fill(config, {"optimizer.params.betas[1]": 0.99, "a[1][0].b": 2})
+    assert config == {"optimizer": {"params": {"betas": [0.9, 0.99]}}, "a": [[1], [{"b": 2}]]}
 
 
 def test_plugin_reads_the_variables_of_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +168,9 @@ def test_precision_is_the_accelerators_or_the_files(
 
 @pytest.fixture
 def standin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
+    module = ModuleType("deepspeed")
+    module.__spec__ = ModuleSpec("deepspeed", None)  # find_spec refuses a loaded module without one
+    monkeypatch.setitem(sys.modules, "deepspeed", module)
 
 
 def test_environment_and_spec_choose_deepspeed(standin: None) -> None:

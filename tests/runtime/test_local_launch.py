@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import select
+import signal
+import time
 from typing import Any
 
 import pytest
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime import local_launch
+from hpcaccel.runtime import forked_ranks, local_launch
 from hpcaccel.runtime.local_launch import notebook_launcher
 
 from .ranks import Ended, run_ranks
@@ -83,3 +88,42 @@ def test_notebook_launcher_warns_of_an_old_kernel(
     monkeypatch.setattr(local_launch, "elastic_ranks", lambda *args, **options: None)
     notebook_launcher(print, num_processes=2)
     assert "Linux kernel 4.18.0-553.el8 is older than 5.5" in caplog.text
+
+
+def _stays(pipe: int) -> None:
+    os.write(pipe, f"{os.getpid()}\n".encode())
+    while True:
+        try:
+            time.sleep(100)
+        except KeyboardInterrupt:
+            os.write(pipe, b"interrupted\n")
+
+
+def _start_a_rank(pipe: int) -> None:
+    multiprocessing.get_context("fork").Process(target=forked_ranks.run_as_rank, args=(_stays, (pipe,), None)).start()
+    time.sleep(100)
+
+
+def test_rank_that_catches_interrupts_ends_after_its_parent_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_ranks, "PARENT_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(forked_ranks, "INTERRUPT_SECONDS", 0.3)
+    read, write = os.pipe()
+    parent = multiprocessing.get_context("fork").Process(target=_start_a_rank, args=(write,))
+    parent.start()
+    os.close(write)
+    with os.fdopen(read, "rb", buffering=0) as pipe:
+        assert select.select([pipe], [], [], 20)[0]
+        rank = int(pipe.read(100))
+        try:
+            os.kill(rank, signal.SIGINT)
+            assert select.select([pipe], [], [], 5)[0]
+            assert pipe.read(100) == b"interrupted\n"
+            assert not select.select([pipe], [], [], 0.6)[0], "the rank has ended before its parent"
+            parent.kill()
+            assert select.select([pipe], [], [], 10)[0], "the rank still runs"
+            assert pipe.read(100) == b""  # its end of the pipe is closed
+        finally:
+            parent.kill()
+            parent.join()
+            if os.path.exists(f"/proc/{rank}"):
+                os.kill(rank, signal.SIGKILL)

@@ -483,7 +483,7 @@ def test_misused_loading_is_refused(tmp_path: Path) -> None:
         load_checkpoint_in_model(nn.Embedding(30, 24), checkpoint, {"": "cpu"}, strict=True)
     with pytest.raises(RuntimeMisuse, match="need a device_map"):
         load_checkpoint_in_model(made(), checkpoint, dtype="float16")
-    with pytest.raises(OffloadError, match="'float17' is not a dtype"):
+    with pytest.raises(OffloadError, match="'float17' is not a torch dtype"):
         load_checkpoint_in_model(made(), checkpoint, {"": "cpu"}, dtype="float17")
 
 
@@ -520,6 +520,64 @@ def test_hooks_get_all_arguments_and_are_removed() -> None:
     remove_hook_from_submodules(module)
     assert module(torch.tensor(5), factor=1).item() == 5
     assert "forward" not in module.__dict__
+
+
+@pytest.mark.parametrize("kind", ["cpu", "disk"])
+def test_weights_are_put_back_when_forward_raises(tmp_path: Path, kind: str) -> None:
+    model = cpu_offload(made(), torch.device("cpu")) if kind == "cpu" else disk_offload(made(), tmp_path)
+    whole = offloaded(model)
+    with pytest.raises(IndexError):
+        model(torch.tensor([30]))  # in the embedding, whose weight is tied to the head's
+    assert offloaded(model) == whole
+    handle = model.blocks[1].narrow.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        result(model)  # in a block that has weights of its own
+    assert offloaded(model) == whole
+    hook = offload_hook(model.embedding)
+    assert hook is not None
+    assert hook.tied_params_map is not None
+    assert not any(hook.tied_params_map.values())
+    handle.remove()
+    assert torch.equal(result(model), result(made()))
+
+
+def test_each_hook_undoes_what_it_did_before_a_failed_forward() -> None:
+    done: list[str] = []
+
+    class Named(ModelHook):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            done.append(f"before {self.name}")
+            return args, kwargs
+
+        def undo_pre_forward(self, module: nn.Module) -> None:
+            done.append(f"undo {self.name}")
+
+    module = nn.Linear(2, 2)
+    for name in "abc":
+        add_hook_to_module(module, Named(name), append=True)
+    module(torch.ones(2))
+    assert done == ["before a", "before b", "before c"]
+    done.clear()
+    with pytest.raises(RuntimeError):
+        module(torch.ones(3))
+    assert done == ["before a", "before b", "before c", "undo a", "undo b", "undo c"]
+
+
+def test_hook_without_gradients_leaves_the_mode_as_it_was() -> None:
+    hook, module = ModelHook(), nn.Linear(2, 2)
+    hook.no_grad = True
+    add_hook_to_module(module, hook)
+    assert not module(torch.ones(2)).requires_grad
+    with pytest.raises(RuntimeError):
+        module(torch.ones(3))
+    assert torch.is_grad_enabled()
+    hook.no_grad = False
+    assert module(torch.ones(2)).requires_grad
+    with torch.no_grad():
+        assert not module(torch.ones(2)).requires_grad
 
 
 def test_weights_are_there_only_inside_forward(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from hpcaccel import Accelerator
 from hpcaccel.big_modeling import dispatch_model, init_empty_weights
 from hpcaccel.checkpoint import snapshot_memory
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.model_preparation import dispatch
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError
 from hpcaccel.utils import (
     check_device_map,
@@ -202,6 +205,50 @@ def test_precision_applies_to_an_offloaded_model(tmp_path: Path) -> None:
     prepared = accelerator.prepare(layers((64, 64)), device_map={"": "disk"}, offload_folder=tmp_path / "disk")
     assert torch.equal(prepared(torch.ones(64)), expected)
     accelerator.end_training()
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "big-models.md").read_text()
+
+
+def test_ranks_of_the_pages_example_keep_their_weights_apart(tmp_path: Path) -> None:
+    """The example runs twice, with other weights on each rank, then from the folders that the first run has left."""
+    (example,) = re.findall(r"^## Several ranks\n\n```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    lines = example.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("model = accelerator.prepare"))
+    program = tmp_path / "example.py"
+    program.write_text(
+        "\n".join(
+            [
+                f"import os, torch\nos.chdir({str(tmp_path)!r})\ntorch.manual_seed(int(os.environ['RANK']))",
+                *lines[:at],
+                "with torch.no_grad():\n    right = model(torch.ones(8)).tolist()",
+                *lines[at:],
+                "accelerator.wait_for_everyone()",
+                "assert model(torch.ones(8)).tolist() == right\nprint('right', right)\naccelerator.end_training()",
+            ]
+        )
+    )
+    for _ in range(2):
+        ended = run_ranks(str(program), [])
+        assert ended.codes == [0, 0], "\n".join(ended.outputs)
+        assert ended.outputs[0] != ended.outputs[1]
+    assert sorted(path.name for path in (tmp_path / "offloaded-by-prepare").iterdir()) == ["rank_0", "rank_1"]
+
+
+def test_computed_map_of_several_ranks_leaves_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[Any] = []
+
+    def resolve(model: nn.Module, device_map: str, *, max_memory: Any) -> dict[str, str]:
+        budgets.append(max_memory)
+        return {"": "cpu"}
+
+    monkeypatch.setattr("hpcaccel.runtime.offload.device_memory.get_max_memory", lambda: {0: 50, 1: 1000, "cpu": 600})
+    monkeypatch.setattr("hpcaccel.runtime.offload.device_map.resolve_device_map", resolve)
+    env = SimpleNamespace(local_world_size=2)
+    group = SimpleNamespace(world_size=2, device=torch.device("cuda", 1), env=env)
+    setup: Any = SimpleNamespace(session=SimpleNamespace(group=group))
+    dispatch(setup, layers((4, 4)), "auto", offload_folder=None)
+    assert budgets == [{1: 900, "cpu": 300}]
 
 
 def test_each_rank_evaluates_its_part_with_an_offloaded_model(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -26,7 +27,8 @@ def parts_of(folder: Path) -> ResultParts:
 def fill(parts: ResultParts, batches: range) -> str:
     start, _ = parts.open()
     for batch in batches:
-        append_results(parts.part(start, batch % 2), batch, [f"{batch}"] * len(parts._plan.span(batch)))
+        span = parts._plan.span(batch)
+        append_results(parts.part(start, batch % 2), batch, [f"{batch}"] * len(span), first=span.start)
     return start
 
 
@@ -37,7 +39,7 @@ def test_torn_and_foreign_lines_do_not_count(tmp_path: Path) -> None:
         file.write(b"\0\0\0\n[1]\n7\n{}\n" + b'{"batch":3,"results":["a","b"]}\n{"batch":9,"results":["a"]}\n')
         file.write(b'{"batch":"3","results":["a"]}\n{"batch":3,"results":["to')
     assert parts.open()[1] == [3]
-    append_results(parts.part(start, 0), 3, ["half \ud800"])  # the same process may go on after an error
+    append_results(parts.part(start, 0), 3, ["half \ud800"], first=6)  # the same process may go on after an error
     assert parts.open()[1] == []
     assert parts.merge(ITEMS, []) == []
     assert [line["result"] for line in lines(parts.path)] == ["0", "0", "1", "1", "2", "2", "half \ud800"]
@@ -48,11 +50,11 @@ def test_batch_that_two_processes_have_done_is_in_the_file_once(tmp_path: Path) 
     fill(parts, range(4))
     late = parts.folder / "99991231-000000-ffff-00000.jsonl"  # of a process on a node that was given up
     for batch in range(3):
-        append_results(late, batch, ["other"] * 2)
+        append_results(late, batch, ["other"] * 2, first=2 * batch)
     assert parts.merge(ITEMS, []) == []
     assert [line["item"] for line in lines(parts.path)] == ITEMS
     assert "other" not in parts.path.read_text()
-    append_results(late, 0, ["after the merge"] * 2)
+    append_results(late, 0, ["after the merge"] * 2, first=0)
     assert parts.open()[1] is None
     assert "after" not in parts.path.read_text()
 
@@ -119,6 +121,39 @@ def test_merge_without_room_on_the_disk_keeps_the_parts(tmp_path: Path, monkeypa
     assert parts.open()[1] == []
     assert parts.merge(ITEMS, []) == []
     assert len(lines(parts.path)) == len(ITEMS)
+
+
+def merge_with_few_handles(folder: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    items = list(range(6000))
+    parts = ResultParts(folder / "a.jsonl", Plan.of(items, batch_size=2, settings={}))
+    parts.open()
+    assert parts.merge(items, []) == []
+
+
+def test_merge_of_many_batches_and_parts_needs_few_handles(tmp_path: Path) -> None:
+    folder = tmp_path / "a.jsonl.parts"
+    folder.mkdir()
+    for part in range(300):
+        text = "".join(f'{{"batch":{batch},"results":[{batch},"b"]}}\n' for batch in range(part, 3000, 300))
+        (folder / f"20260101-000000-{part:04x}-00000.jsonl").write_text(text)
+    process = multiprocessing.get_context("fork").Process(target=merge_with_few_handles, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    found = lines(tmp_path / "a.jsonl")
+    assert [line["item"] for line in found] == list(range(6000))
+    assert [line["result"] for line in found[::2]] == list(range(3000))
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": [float("inf")]}])
+def test_result_that_json_has_no_number_for_is_an_error_that_names_the_item(tmp_path: Path, value: Any) -> None:
+    part = tmp_path / "part.jsonl"
+    with pytest.raises(RuntimeMisuse, match=r"result 1 of batch 3 \(item 7\) cannot .*for NaN or infinity None"):
+        append_results(part, 3, [1.0, value], first=6)
+    assert not part.exists()
+    with pytest.raises(RuntimeMisuse, match="item 0 cannot be written as JSON"):
+        Plan.of([value], batch_size=1, settings={})
 
 
 def test_changed_text_of_an_item_is_an_error(tmp_path: Path) -> None:

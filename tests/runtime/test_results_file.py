@@ -166,10 +166,21 @@ def test_results_are_never_mixed_with_those_of_other_settings(tmp_path: Path) ->
     check_whole(file, answers(file, size=1))
 
 
-def test_ranks_with_different_items_are_an_error(tmp_path: Path) -> None:
-    ended = answers(tmp_path / "a.jsonl", "--one-rank-differs")
-    assert "rank 1 has other items than rank 0" in ended.outputs[1]
-    assert 0 not in ended.codes
+@pytest.mark.parametrize(
+    ("difference", "message"),
+    [
+        ("items", "rank 1 has other items than rank 0 (50 items, and rank 0 50)"),
+        ("batch_size", "rank 1 has batch_size=6, but rank 0 has batch_size=3"),
+        ("settings", "rank 1 has settings={'model': 'large'}, but rank 0 has settings={'model': 'small'}"),
+    ],
+)
+def test_ranks_with_different_arguments_are_an_error_on_all_ranks(
+    tmp_path: Path, difference: str, message: str
+) -> None:
+    ended = answers(tmp_path / "a.jsonl", "--one-rank-differs", difference)
+    assert ended.codes == [1, 1]
+    assert all(message in output for output in ended.outputs), ended.outputs
+    assert not os.listdir(tmp_path)  # rank 0 may be the wrong one: nothing of it is left
 
 
 def test_batch_that_was_not_written_is_named(tmp_path: Path) -> None:
@@ -204,6 +215,7 @@ first, second = results.missing
 refuse(lambda: results.write(first, ["x"]), "batch 0 has 2 items", "1 results")
 refuse(lambda: results.write(first, "xy"), "the text 'xy'", "Pass a list")
 refuse(lambda: results.write(first, [torch.ones(2), 1]), "result 0 of batch 0", "tensor.tolist()")
+refuse(lambda: results.write(second, [float("nan")]), "result 0 of batch 1 (item 2)", "None")
 refuse(lambda: hpcaccel.ResultsFile("b.jsonl", [object()]), "item 0 cannot be written as JSON")
 refuse(lambda: hpcaccel.ResultsFile("b.jsonl", "text"), "items is 'text'", "Pass a list")
 refuse(lambda: hpcaccel.ResultsFile("b.jsonl", ["a"], batch_size=0), "batch_size=0")
@@ -228,6 +240,33 @@ def test_mistakes_are_errors_and_one_program_may_write_several_files(tmp_path: P
     assert [(line["item"], line["result"]) for line in found] == [
         ("a", 1), ("b", 2), ("c", 3), (0, 0), (1, 2), (2, 4),
     ]  # fmt: skip
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "inference.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("variables", "gpu"),
+    [
+        ({}, "0"),
+        ({"LOCAL_RANK": "2"}, "2"),
+        ({"SLURM_LOCALID": "3"}, "3"),
+        ({"SLURM_LOCALID": "3", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, "7"),
+        ({"SLURM_LOCALID": "3", "CUDA_VISIBLE_DEVICES": "1"}, "1"),
+        ({"SLURM_LOCALID": "0", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "GPU-b"),
+    ],
+)
+def test_vllm_program_of_the_page_gives_each_rank_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], gpu: str
+) -> None:
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # so that monkeypatch removes what the program sets
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (head,) = re.findall(r"^```python\n((?:(?!```).*\n)*?)from vllm ", PAGE, re.MULTILINE)
+    exec(head, {})
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu
 
 
 @pytest.mark.parametrize("before", ["hpcaccel.Accelerator(cpu=True)", "hpcaccel.stop_gate()"])

@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from hpcaccel.runtime.distributed.rank_env import ALONE
-from hpcaccel.runtime.selftest import node_checks
+from hpcaccel.runtime.selftest import node_checks, pair_links
 from hpcaccel.runtime.selftest.check_runner import CheckRunner, ResultLog
 from hpcaccel.runtime.selftest.pair_links import tournament
 from hpcaccel.view.selftest_results import SelftestResults, read_results
@@ -77,6 +79,8 @@ def test_healthy_ranks_pass_every_check(tmp_path: Path) -> None:
         ("wrong_size", "world_size", "world size"),
         ("sends_wrong", "wrong_result", "rank 1 sent wrong numbers in collectives"),
         ("receives_wrong", "wrong_result", "rank 1 received wrong numbers in collectives"),
+        ("pairs_send_wrong", "wrong_result", "2 links of this node are corrupt (n0 – n1: "),
+        ("pairs_receive_wrong", "wrong_result", "2 links of this node are corrupt (n0 – n1: "),
         ("clock", "clock", "ahead of the median"),
         ("dies", "ended_early", "rank 1 ended or was killed during the check 'clocks'"),
         ("wrong_training", "wrong_training", "a loss computed on rank 1 is"),
@@ -84,7 +88,7 @@ def test_healthy_ranks_pass_every_check(tmp_path: Path) -> None:
     ],
 )
 def test_planted_fault_is_found_on_the_victims_node(tmp_path: Path, fault: str, kind: str, words: str) -> None:
-    size = 3 if fault in ("receives_wrong", "clock") else 2
+    size = 3 if fault in ("receives_wrong", "clock", "pairs_send_wrong", "pairs_receive_wrong") else 2
     results, verdict, outputs = run(tmp_path, fault, size=size, timeout=3 if fault == "absent" else 20)
     text = messages(verdict).replace(f"of {size}", "of 2")
     assert bad_of(verdict) == {"n1": {kind}}, (text, outputs)
@@ -188,11 +192,14 @@ def test_check_that_hangs_in_a_system_call_is_left_after_its_limit(tmp_path: Pat
         ("NCCL_SOCKET_IFNAME", "et", True),
         ("NCCL_SOCKET_IFNAME", "=et", False),
         ("NCCL_SOCKET_IFNAME", "=eth0", True),
+        ("NCCL_SOCKET_IFNAME", "=eth0,eth1", True),
+        ("NCCL_SOCKET_IFNAME", "=ib0,ib1", False),
         ("NCCL_SOCKET_IFNAME", "^lo,docker", True),
         ("NCCL_SOCKET_IFNAME", "^lo,eth", False),
         ("NCCL_SOCKET_IFNAME", "ib", False),
         ("GLOO_SOCKET_IFNAME", "eth0", True),
         ("GLOO_SOCKET_IFNAME", "eth", False),
+        ("GLOO_SOCKET_IFNAME", "eth0,eth1", False),
     ],
 )
 def test_interface_variable_that_selects_nothing_is_a_problem(
@@ -204,6 +211,17 @@ def test_interface_variable_that_selects_nothing_is_a_problem(
     runner.local("network", lambda: node_checks.check_network(runner, ALONE), seconds=30)
     kinds = [problem.kind for problem in judge(read_results(tmp_path)).problems if problem.kind == "interface"]
     assert kinds == ([] if fits else ["interface"])
+
+
+@pytest.mark.parametrize(("version", "shown"), [((2, 27, 3), "2.27.3"), ((2, 21, 5, "custom"), "2.21.5.custom")])
+def test_version_of_nccl_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: tuple[Any, ...], shown: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
+    runner = CheckRunner(ResultLog(tmp_path, rank=0, node="n0"))
+    runner.local("network", lambda: node_checks.check_network(runner, ALONE), seconds=30)
+    assert read_results(tmp_path).processes[0].data("network", "nccl") == shown
 
 
 def test_infiniband_port_that_is_down_beside_others_is_a_warning(
@@ -269,6 +287,18 @@ def test_gpu_that_torch_cannot_use_is_found(
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     (message,) = gpu_messages(tmp_path)
     assert message.startswith("nvidia-smi lists 1 GPUs, but torch ")
+
+
+def test_links_between_devices_use_large_messages_and_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device ``meta`` stands in for a device that is neither a CPU nor of CUDA."""
+    waited: list[str] = []
+    monkeypatch.setattr("hpcaccel.runtime.distributed.device_backend.synchronize", lambda one: waited.append(one.type))
+    monkeypatch.setattr("torch.distributed.send", lambda *_: None)
+    monkeypatch.setattr(pair_links._Link, "_receive", lambda _: 1)
+    link = pair_links._Link(torch.device("meta"), 1)
+    assert link._message(link._most).numel() == pair_links.MOST_BYTES
+    link._transfer(pair_links.FIRST_BYTES, sends=True)
+    assert waited == ["meta", "meta"]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 7, 8])

@@ -185,6 +185,14 @@ class FakeSlurm:
         self._called("step_state")
         return self.steps.get(f"{job_id}.{step_id}") if self.accounted else None
 
+    def step_named(self, job_id: str, name: str) -> str | None:
+        self._called("step_named")
+        return None  # no steps of a name are started here
+
+    def job_record(self, job_id: str) -> dict[str, str]:
+        self._called("job_record")
+        return {}
+
     def cancel(self, job_id: str, *, only_pending: bool = False) -> None:
         self._called("cancel")
         live = {

@@ -148,6 +148,29 @@ def test_wrong_results_name_the_sender_or_the_receiver(tmp_path: Path, wrong: An
     assert f"rank 2 {kind} wrong numbers" in verdict.problems[0].message
 
 
+@pytest.mark.parametrize(
+    ("size", "complaints", "expected", "words"),
+    [
+        (3, {0: [2], 1: [2]}, ["n2"], "2 links of this node are corrupt (n0 – n2: wrong contents from rank 2 at "),
+        (3, {2: [0, 1]}, ["n2"], "2 links of this node are corrupt (n0 – n2: wrong contents from rank 0 at "),
+        (2, {0: [1]}, ["n0", "n1"], "the link is corrupt, and one of the two nodes is at fault (n0 – n1: "),
+        (4, {3: [1]}, ["n1", "n3"], "the link is corrupt, and one of the two nodes is at fault (n1 – n3: "),
+        (1, {0: [0]}, ["n0"], "1 link of this node is corrupt (n0 – n0: "),
+    ],
+)
+def test_wrong_contents_are_the_fault_of_the_node_with_most_such_partners(
+    tmp_path: Path, size: int, complaints: dict[int, list[int]], expected: list[str], words: str
+) -> None:
+    written = Written(tmp_path, size)
+    for rank in range(size):
+        others = complaints.get(rank, [])
+        faults = [fault("wrong_result", ranks=[]) for _ in others]
+        written.check(rank, "pairs", "ok", *faults, data={"links": [], "wrong": others})
+    verdict = written.end()
+    assert bad(verdict) == {node: ["wrong_result"] for node in expected}
+    assert verdict.problems[0].message.startswith(words)
+
+
 def test_rank_0_that_no_rank_reaches_is_to_blame(tmp_path: Path) -> None:
     written = Written(tmp_path, 4)
     written.check(0, "rendezvous", "failed", fault("missing", ranks=[1, 2, 3]))

@@ -142,7 +142,7 @@ class TrainingMixin(SessionMixin):
         Returns:
             The norm before scaling, over all ranks. Between accumulation boundaries gradients are unchanged, and the
             norm is that of the gradients accumulated so far, which the ranks may not have reduced yet. DeepSpeed's
-            engine clips as its configuration says; the norm is that of its last step.
+            engine clips as configured; the norm is that of its last step.
         """
         from hpcaccel.runtime.training import clipping
 

@@ -14,7 +14,7 @@ time. So each item is in the merged file once, whatever the parts contain.
 
 What a kill leaves:
 
-- While a rank appends a line: a line without its end. It is no JSON object, so its batch is done again.
+- While a rank appends a line: a line without its end. It is not a JSON object, so its batch is done again.
 - Before the rename of the merged file: a temporary file, which the next start deletes. All parts are still there.
 - After the rename, before the manifest says ``complete``: the next start finds all batches in the parts, and writes the
   same file again.
@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hpcaccel.core.durable_files import append_bytes, atomic_writer, fsync_directory, make_folder, read_json, write_json
 from hpcaccel.core.run_dir import new_run_id
@@ -39,10 +39,13 @@ __all__ = ["Plan", "ResultParts"]
 
 VERSION = 1
 
+OPEN_PARTS = 16
+"""Maximum number of parts that are open at a time. Each rank of each attempt has one."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What the results belong to. An interrupted program must be continued with the same plan."""
+    """Items, batch size and settings of the results. An interrupted program must be continued with the same plan."""
 
     items: int
     """Number of items."""
@@ -53,7 +56,8 @@ class Plan:
 
     @classmethod
     def of(cls, items: Sequence[Any], *, batch_size: int, settings: Mapping[str, Any]) -> Plan:
-        """
+        """The plan for these items.
+
         Raises:
             RuntimeMisuse: an item, or a value of ``settings``, cannot be written as JSON.
         """
@@ -67,7 +71,7 @@ class Plan:
         return -(-self.items // self.batch_size)
 
     def span(self, batch: int) -> range:
-        """Numbers of the items of a batch. The last batch may be smaller than the others."""
+        """Indices of the items in batch ``batch``. The last batch may be smaller than the others."""
         return range(batch * self.batch_size, min((batch + 1) * self.batch_size, self.items))
 
 
@@ -81,18 +85,18 @@ def as_json(value: Any, what: str) -> bytes:
         RuntimeMisuse: it cannot be written as JSON.
     """
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # half of a surrogate pair, as in a text that was cut off
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
         raise RuntimeMisuse(
-            f"{what} cannot be written as JSON ({error}): {value!r:.100}. Use texts, numbers, lists and dicts: for a "
-            "tensor tensor.tolist(), for a path str(path)"
+            f"{what} cannot be written as JSON ({error}): {value!r:.100}. Use strings, numbers, lists and dicts: for a "
+            "tensor tensor.tolist(), for a path str(path), for NaN or infinity None"
         ) from None
 
 
 class ResultParts:
-    """The parts, the manifest and the merged file. The constructor accesses no file."""
+    """The files of a ``ResultsFile``: parts, manifest and merged file. The constructor accesses no file."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path = path
@@ -167,12 +171,9 @@ class ResultParts:
         missing = [batch for batch in range(self._plan.batches) if batch not in found]
         if missing:
             return missing
-        with atomic_writer(self.path) as merged, ExitStack() as stack:
-            files = {part: stack.enter_context(part.open("rb")) for part, _ in found.values()}
+        with atomic_writer(self.path) as merged, _line_reader() as line_at:
             for batch in range(self._plan.batches):
-                part, offset = found[batch]
-                files[part].seek(offset)
-                results = json.loads(files[part].readline())["results"]
+                results = json.loads(line_at(*found[batch]))["results"]
                 for number, result in zip(self._plan.span(batch), results, strict=True):
                     line = {"index": number, "item": items[number], "result": result}
                     merged.write(as_json(line, f"result {number}") + b"\n")
@@ -227,12 +228,38 @@ class ResultParts:
         fsync_directory(self.folder)
 
 
-def append_results(part: Path, batch: int, results: Sequence[Any]) -> None:
+@contextmanager
+def _line_reader() -> Iterator[Callable[[Path, int], bytes]]:
+    """Yields a function that reads the line of a part at an offset in bytes. At most ``OPEN_PARTS`` are open."""
+    files: dict[Path, BinaryIO] = {}  # least recently used part first
+
+    def line_at(part: Path, offset: int) -> bytes:
+        if part not in files and len(files) >= OPEN_PARTS:
+            files.pop(next(iter(files))).close()
+        file = files.pop(part) if part in files else part.open("rb")
+        files[part] = file
+        file.seek(offset)
+        return file.readline()
+
+    try:
+        yield line_at
+    finally:
+        for file in files.values():
+            file.close()
+
+
+def append_results(part: Path, batch: int, results: Sequence[Any], *, first: int) -> None:
     """Append the results of a batch to a part. They are on the disk when this returns.
+
+    Args:
+        first: number of the batch's first item, for the message of the error.
 
     Raises:
         RuntimeMisuse: a result cannot be written as JSON.
         OSError: the file cannot be written.
     """
-    values = b",".join(as_json(result, f"result {place} of batch {batch}") for place, result in enumerate(results))
+    values = b",".join(
+        as_json(result, f"result {place} of batch {batch} (item {first + place})")
+        for place, result in enumerate(results)
+    )
     append_bytes(part, b'{"batch":%d,"results":[%b]}\n' % (batch, values), sync=True)

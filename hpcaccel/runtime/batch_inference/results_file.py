@@ -59,8 +59,9 @@ class ResultsFile:
             so that one file has no results of two models.
 
     Raises:
-        RuntimeMisuse: the file has results of other items or settings; the ranks have different items; an item cannot
-            be written as JSON; the folder is not shared by all nodes; this process has an Accelerator.
+        RuntimeMisuse: the file has results of other items or settings; the ranks have different items, batch sizes or
+            settings; an item cannot be written as JSON; the folder is not shared by all nodes; this process has an
+            Accelerator.
         OSError: a file cannot be read or written.
     """
 
@@ -82,15 +83,13 @@ class ResultsFile:
         self._parts = ResultParts(self.path, plan)
         self._gate = gate = independent_gate("ResultsFile")
         self._stopped = False
-        on_main: Any = (self._open(), plan.digest) if gate.group.is_main else None
-        found, digest = gate.group.from_main(on_main, "ResultsFile")
+        exchange = gate.group.exchange
+        if exchange is not None:  # before rank 0 writes its plan to the manifest
+            _refuse_differences(exchange.objects_from_all(plan, what="ResultsFile"))
+        opened: Any = self._open() if gate.group.is_main else None
+        found = gate.group.from_main(opened, "ResultsFile")
         if isinstance(found, str):
             raise RuntimeMisuse(found)
-        if digest != plan.digest:
-            raise RuntimeMisuse(
-                f"ResultsFile: rank {gate.group.rank} has other items than rank 0 ({plan.items} items). Read them from "
-                "the same file, in the same order, on all ranks"
-            )
         self._start, missing = found
         self.is_complete = missing is None
         """Whether an earlier attempt has written the whole file, so that there is nothing to do."""
@@ -137,7 +136,7 @@ class ResultsFile:
                 f"write: batch {batch.number} has {len(batch)} items, but got {what}. Pass a list with one per item"
             )
         is_new = not self._part.exists()
-        append_results(self._part, batch.number, results)
+        append_results(self._part, batch.number, results, first=batch.first)
         if is_new:
             fsync_directory(self._part.parent)
         self._gate.count()
@@ -188,3 +187,30 @@ class ResultsFile:
     def _batch(self, number: int) -> ItemBatch:
         span = self._plan.span(number)
         return ItemBatch(number, span.start, self.items[span.start : span.stop])
+
+
+def _refuse_differences(plans: Sequence[Plan]) -> None:
+    """Refuse ranks with different plans.
+
+    Args:
+        plans: the plan of each rank, in rank order; the same list on all ranks, so that all raise the same error.
+
+    Raises:
+        RuntimeMisuse: a rank has another plan than rank 0.
+    """
+    first = plans[0]
+    for rank, plan in enumerate(plans):
+        if (plan.items, plan.digest) != (first.items, first.digest):
+            raise RuntimeMisuse(
+                f"ResultsFile: rank {rank} has other items than rank 0 ({plan.items} items, and rank 0 {first.items}). "
+                "Read them from the same file, in the same order, on all ranks"
+            )
+        for name, value, firsts in (
+            ("batch_size", plan.batch_size, first.batch_size),
+            ("settings", plan.settings, first.settings),
+        ):
+            if value != firsts:
+                raise RuntimeMisuse(
+                    f"ResultsFile: rank {rank} has {name}={value!r}, but rank 0 has {name}={firsts!r}. Pass the same "
+                    "value on all ranks"
+                )

@@ -159,7 +159,7 @@ class CheckpointManager:
         return self._engine_of(directory).find(directory)
 
     def has_made(self, path: Path) -> bool:
-        """Whether this training has saved or loaded the run's checkpoint ``path``. All ranks get rank 0's answer."""
+        """Whether this training has saved or loaded the run's checkpoint ``path``. All ranks get rank 0's result."""
         return bool(self._group.from_main(self._engine_of(path.parent).has_made(path)))
 
     def load(

@@ -22,7 +22,12 @@ from hpcaccel.runtime.offload.dispatch import dispatch_model
 from hpcaccel.runtime.offload.mapped_tensors import MappedTensor, OffloadError, as_dtype, read_tensor
 from hpcaccel.runtime.offload.model_parts import check_tied_parameters_on_same_device, device_of
 from hpcaccel.runtime.offload.tensor_placement import set_module_tensor_to_device
-from hpcaccel.runtime.offload.weight_store import OffloadedWeightsLoader, offload_weight, save_offload_index
+from hpcaccel.runtime.offload.weight_store import (
+    OffloadedWeightsLoader,
+    offload_weight,
+    rank_folder,
+    save_offload_index,
+)
 
 __all__ = ["load_checkpoint_and_dispatch", "load_checkpoint_in_model"]
 
@@ -61,7 +66,8 @@ def load_checkpoint_in_model(
         device_map: the device of each module; ``"disk"`` leaves parameters on the meta device, for ``dispatch_model``.
             None means that tensors stay where they are. Has no effect on a sharded model.
         offload_folder: gets the index of the tensors on disk. Those in safetensors files are not copied into it, so
-            that the checkpoint must not be changed while the model is used; others are.
+            that the checkpoint must not be changed while the model is used; others are. If a process group with several
+            ranks exists, each of them uses the folder ``rank_N`` inside it.
         dtype: dtype of floating-point weights, if there is a device map; default: the model's.
         offload_buffers: whether persistent buffers of modules on disk are offloaded, too. If not, they are loaded.
         keep_in_fp32_modules: names of modules that are float32 if ``dtype`` is float16.
@@ -153,7 +159,7 @@ class _Loading:
     ) -> None:
         self.model = model
         self.map = device_map
-        self.folder = folder
+        self.folder = None if folder is None else rank_folder(folder)
         self.dtype = dtype
         self.keep_in_fp32 = keep_in_fp32
         self.tensors = {
@@ -161,8 +167,8 @@ class _Loading:
         }
         self.loaded: set[str] = set()
         self.index: dict[str, Any] = {}
-        if folder is not None:
-            os.makedirs(folder, exist_ok=True)
+        if self.folder is not None:
+            os.makedirs(self.folder, exist_ok=True)
 
     def take(self, weight: _Weight, *, offload_buffers: bool) -> bool:
         """Place a tensor. Returns whether the model has one of this name."""

@@ -98,7 +98,7 @@ class Dispatcher:
         self._send_code(_END)
 
     def wait(self) -> None:
-        """Tell the receivers to go on waiting: without any message their collective would time out."""
+        """Send the receivers a message to keep waiting: without any message their collective would time out."""
         self._send_code(_WAIT)
 
     def fail(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""The values ``auto`` of DeepSpeed's configuration, computed from the objects of one ``prepare``."""
+"""Replacements for ``auto`` in DeepSpeed's configuration, computed from the objects of one ``prepare`` call."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _is_of_engine(scheduler: Any) -> bool:
 
 
 def fill_config(setup: Setup, plugin: DeepSpeedPlugin, parts: EngineParts) -> None:
-    """Replace each value ``auto`` of the configuration, and take over its number of micro-batches.
+    """Replace each ``auto`` value of the configuration, and adopt its number of micro-batches.
 
     Raises:
         RuntimeMisuse: a value cannot be computed; batch sizes do not fit; an optimizer or a scheduler is both in the

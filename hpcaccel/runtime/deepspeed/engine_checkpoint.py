@@ -1,4 +1,4 @@
-"""Checkpoints of DeepSpeed's engine inside our commit, and whole weights from its shards.
+"""The files of DeepSpeed's engine in a checkpoint, and whole weights gathered from its shards.
 
 The engine writes its own format, with pickles, into the directory of a save. Our manifest lists these files with their
 CRCs. The engine reads them only after the CRCs have been checked, and through ``_CheckedFiles``, which lets the pickles
@@ -56,7 +56,7 @@ class EngineFiles:
 
     @property
     def layout(self) -> dict[str, Any]:
-        """What must be equal at the save and at the load, for the manifest."""
+        """Settings that must be equal at the save and the load, for the manifest."""
         return {"zero_stage": int(self._engine.zero_optimization_stage())}
 
     def save(self, directory: Path) -> Iterable[Path]:
@@ -209,7 +209,7 @@ def whole_state(engine: Any, group: RankGroup, settings: Settings, call: str) ->
 
 
 class WholeWeights(torch.nn.Module):
-    """Stands for a model whose state dict has been gathered, in calls that write a model's files."""
+    """Placeholder for a model whose state dict has been gathered, in calls that write a model's files."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         super().__init__()

@@ -42,12 +42,12 @@ def prepare_engine(setup: Setup, objects: Sequence[Any]) -> dict[int, Any]:
     """Create the engine of the model among ``objects``. Without an optimizer, the model is only evaluated.
 
     Returns:
-        What the model, the optimizer and a scheduler that the engine steps become, by ``id``. Loaders and schedulers
-        that the script steps are not among them. Empty if there is nothing for an engine.
+        The prepared model, optimizer and scheduler (if the engine steps it), by ``id`` of the original. Loaders and
+        schedulers that the script steps are not included. Empty if ``objects`` contains no unprepared model.
 
     Raises:
         RuntimeMisuse: there are several models, or an optimizer without its model; the training already has an engine;
-            something does not combine with DeepSpeed; or a value ``auto`` of the configuration cannot be computed.
+            something does not combine with DeepSpeed; or an ``auto`` value of the configuration cannot be computed.
     """
     parts, session = EngineParts.of(setup, objects), setup.session
     _refuse(session, parts)

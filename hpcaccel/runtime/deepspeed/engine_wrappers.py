@@ -163,7 +163,7 @@ class DeepSpeedSchedulerWrapper(PreparedScheduler):
 
 
 class DummyOptim:
-    """Stands for the optimizer of the JSON configuration, whose values ``auto`` it provides.
+    """Placeholder for the optimizer of the JSON configuration, whose ``auto`` values it provides.
 
     Args:
         params: parameters or parameter groups.
@@ -178,13 +178,13 @@ class DummyOptim:
 
 
 class DummyScheduler:
-    """Stands for the scheduler of the JSON configuration, whose values ``auto`` it provides.
+    """Placeholder for the scheduler of the JSON configuration, whose ``auto`` values it provides.
 
     Args:
         optimizer: the script's optimizer or ``DummyOptim``.
-        total_num_steps: number of the schedule's steps. As with other prepared schedulers, the number of processes
-            divides it, unless ``step_scheduler_per_process`` is False or batches are split.
-        warmup_num_steps: number of the optimizer's steps with a growing learning rate.
+        total_num_steps: number of the schedule's steps. As with other prepared schedulers, it is divided by the number
+            of processes, unless ``step_scheduler_per_process`` is False or batches are split.
+        warmup_num_steps: number of optimizer steps over which the learning rate increases.
         lr_scheduler_callable: a function that returns a scheduler for an optimizer. The engine calls it instead of
             creating the scheduler of the configuration.
     """

@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON configuration with values ``auto``, which ``prepare`` fills from the script's objects."""
+"""DeepSpeed's JSON configuration with ``auto`` values, which ``prepare`` fills from the script's objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OFFLOADED = ("cpu", "nvme")
 
 
 class HfDeepSpeedConfig:
-    """A configuration as a nested dict (attribute ``config``), whose values are found by names with dots.
+    """A configuration as a nested dict (attribute ``config``), whose values are found by dotted name.
 
     Args:
         config_file_or_dict: path of a JSON file, a dict, which is copied, or the JSON text, possibly in base64.
@@ -34,7 +34,7 @@ class HfDeepSpeedConfig:
         self.set_stage_and_offload()
 
     def set_stage_and_offload(self) -> None:
-        """Read the ZeRO stage and whether anything is offloaded again, after ``config`` has been changed."""
+        """Update the ZeRO stage and ``is_offload`` from ``config``. Call this after ``config`` has been changed."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         devices = [self.get_value(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")]
         self._offload = self._stage in (2, 3) and any(device in _OFFLOADED for device in devices)
@@ -125,7 +125,7 @@ class ConfigValues:
         Args:
             mismatches: a list to which a message is added if the value is set to something else.
             must_match: whether values are compared.
-            kwargs: the replacements, by names with dots.
+            kwargs: the replacements, by dotted name.
 
         Raises:
             RuntimeMisuse: the value is ``auto``, and there is no replacement.
@@ -142,7 +142,7 @@ class ConfigValues:
             (mismatches if mismatches is not None else []).append(found)
 
     def deepspeed_config_process(self, must_match: bool = True, **kwargs: Any) -> None:
-        """Replace all values ``auto``. Names of ``kwargs`` contain dots.
+        """Replace all ``auto`` values. The keys of ``kwargs`` are dotted names.
 
         Raises:
             RuntimeMisuse: a value has no replacement; or, with ``must_match``, a value is set to something else.
@@ -185,12 +185,12 @@ class ConfigValues:
 
 
 def fill(config: dict[str, Any], values: Mapping[str, Any], optional: tuple[str, ...] = ()) -> None:
-    """Replace each value ``auto``, in place.
+    """Replace each ``auto`` in place.
 
     Args:
-        values: the replacements, by names with dots.
-        optional: prefixes of names. A value that begins with one and has no replacement is deleted, so that
-            DeepSpeed's or torch's default applies.
+        values: the replacements, by dotted name.
+        optional: prefixes of dotted names. A value whose name begins with one of them and that has no replacement is
+            deleted, so that DeepSpeed's or torch's default applies.
 
     Raises:
         RuntimeMisuse: a value has no replacement.
@@ -199,7 +199,7 @@ def fill(config: dict[str, Any], values: Mapping[str, Any], optional: tuple[str,
     for node, name, full in list(_autos(config, "")):
         if full in values:
             node[name] = values[full]
-        elif full.startswith(optional):
+        elif full.startswith(optional) and isinstance(node, dict):
             del node[name]
         else:
             missing.append(full)
@@ -210,10 +210,13 @@ def fill(config: dict[str, Any], values: Mapping[str, Any], optional: tuple[str,
         )
 
 
-def _autos(node: dict[str, Any], prefix: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Each value ``auto`` in ``node``: the section that contains it, its name, and its name with dots."""
-    for name, value in node.items():
-        if isinstance(value, dict):
-            yield from _autos(value, f"{prefix}{name}.")
+def _autos(node: Any, prefix: str) -> Iterator[tuple[Any, Any, str]]:
+    """Each ``auto`` in ``node``: the section or list that contains it, its name or index there, and its dotted name,
+    such as ``optimizer.params.betas[0]``."""
+    is_list = isinstance(node, list)
+    for name, value in enumerate(node) if is_list else node.items():
+        full = f"{prefix}[{name}]" if is_list else f"{prefix}.{name}".removeprefix(".")
+        if isinstance(value, dict | list):
+            yield from _autos(value, full)
         elif value == AUTO:
-            yield node, name, prefix + name
+            yield node, name, full

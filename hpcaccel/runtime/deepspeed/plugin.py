@@ -64,19 +64,19 @@ class DeepSpeedPlugin(ConfigValues):
     """Settings of DeepSpeed, with Accelerate's field names.
 
     Fields that are None are read from ``ACCELERATE_DEEPSPEED_*`` variables. If there is a JSON configuration, its
-    values are used, and the other fields only replace its values ``auto``.
+    values are used, and the other fields only replace its ``auto`` values.
 
     Args:
         hf_ds_config: path of a JSON file, a dict or a ``HfDeepSpeedConfig``.
         gradient_accumulation_steps: number of micro-batches per step; by default, the Accelerator's.
         gradient_clipping: largest norm of the gradients; by default 1.0, or as in the JSON configuration.
         zero_stage: 0 to 3; default 2.
-        is_train_batch_min: whether the smallest batch size of several loaders is the training's, not the largest.
+        is_train_batch_min: whether to take the smallest batch size of several loaders, instead of the largest.
         offload_optimizer_device, offload_param_device: ``none``, ``cpu`` or ``nvme``.
         offload_optimizer_nvme_path, offload_param_nvme_path: directories for ``nvme``.
         zero3_init_flag: whether models that transformers loads are sharded as they are created (ZeRO-3 only).
         zero3_save_16bit_model: the value ``stage3_gather_16bit_weights_on_model_save`` of the configuration.
-        transformer_moe_cls_names: classes of mixture-of-experts layers that ZeRO-3 gathers as a whole, with commas.
+        transformer_moe_cls_names: comma-separated classes of mixture-of-experts layers that ZeRO-3 gathers as a whole.
         enable_msamp, msamp_opt_level: MS-AMP is not supported.
 
     Raises:
@@ -169,7 +169,7 @@ class DeepSpeedPlugin(ConfigValues):
         }
 
     def _read_config(self, given: dict[str, Any]) -> None:
-        """Replace values ``auto`` of the JSON configuration by the fields, and set the fields to its other values.
+        """Replace ``auto`` values of the JSON configuration with the fields, and set the fields to its other values.
 
         Args:
             given: the fields that the script or its launcher's configuration file sets.

@@ -41,7 +41,7 @@ def select_plugin(given: Any, name: str | None = None) -> None:
 
 
 def plugin_named(given: Any, name: str | None) -> DeepSpeedPlugin:
-    """One of several plugins by its name; if there is only one, which has no name, this one.
+    """The plugin with this name. A single plugin has no name and is returned whatever ``name`` is.
 
     Raises:
         RuntimeMisuse: there is no plugin with this name.

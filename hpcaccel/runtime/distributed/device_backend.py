@@ -1,9 +1,9 @@
-"""Devices of all vendors behind one interface, by torch's accelerator API: no other module of the runtime calls
+"""One interface to devices of all vendors, through torch's accelerator API: no other module of the runtime calls
 ``torch.cuda`` for something that every kind of device can do.
 
 Each kind of device (``cuda``, ``xpu``, ``npu`` …) has a module with the same functions: ``torch.cuda``, ``torch.xpu``,
-``torch.npu`` (from the vendor's package torch_npu). torch itself knows which kind this machine has
-(``torch.accelerator``). Only names differ, and they are in ``KINDS``: Accelerate's distributed type, and the backend of
+``torch.npu`` (from the vendor's package torch_npu). ``torch.accelerator`` reports which kind this machine has. Only
+names differ, and they are in ``KINDS``: Accelerate's distributed type, and the backend of
 collectives. ROCm is torch's ``cuda`` with other libraries underneath; messages call it ROCm. ``xla_device`` has the
 functions for TPUs.
 """

@@ -61,8 +61,8 @@ __all__ = [
 
 
 def is_wanted() -> bool:
-    """Whether PJRT_DEVICE selects torch_xla. That it is installed or imported does not suffice: it may lie beside GPUs,
-    and other libraries import it."""
+    """Whether PJRT_DEVICE selects torch_xla. An installed or imported torch_xla does not suffice: the machine may have
+    GPUs, and other libraries import torch_xla."""
     return bool(os.environ.get("PJRT_DEVICE")) and find_spec("torch_xla") is not None
 
 

@@ -1,4 +1,4 @@
-"""The hook that gives a module its weights for the time of its ``forward``, on the device where it computes."""
+"""The hook that gives a module its weights during its ``forward``, on the device where it computes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class AlignDevicesHook(ModelHook):
-    """Moves a module's inputs to a device, and gives the module its weights there for the time of its ``forward``.
+    """Moves a module's inputs to a device, and gives the module its weights there during its ``forward``.
 
     Args:
         execution_device: where the module computes; None means where its inputs and weights are.
@@ -40,7 +40,8 @@ class AlignDevicesHook(ModelHook):
         offload_buffers: whether persistent buffers are offloaded, too. If not, they are on ``execution_device``.
         place_submodules: whether the hook is for the weights of submodules, too.
         skip_keys: keyword arguments that are not moved.
-        tied_params_map: tied tensors, which are on a device once. An offloaded one must have its key in it.
+        tied_params_map: tied tensors by key and device, so that a device holds one copy. An offloaded tied tensor must
+            have its key in it.
     """
 
     def __init__(
@@ -186,20 +187,23 @@ class AlignDevicesHook(ModelHook):
             self.read_ahead.start(self)
 
     @outside_compiled_code
+    def undo_pre_forward(self, module: nn.Module) -> None:
+        for name, tensors, key in list(self._slots(module)) if self.offload else ():
+            if name in self._resting:
+                tensors[key] = self._resting[name]
+        while self._lent:
+            tie, device = self._lent.pop()
+            (self.tied_params_map or {}).get(tie, {}).pop(device, None)
+
+    @outside_compiled_code
     def post_forward(self, module: nn.Module, output: Any) -> Any:
-        if self.offload:
-            for name, tensors, key in list(self._slots(module)):
-                if name in self._resting:
-                    tensors[key] = self._resting[name]
-            while self._lent:
-                tie, device = self._lent.pop()
-                (self.tied_params_map or {}).get(tie, {}).pop(device, None)
+        self.undo_pre_forward(module)
         if self.io_same_device and self.input_device is not None:
             output = send_to_device(output, self.input_device, skip_keys=self.skip_keys)
         return output
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
-        """Give the module its weights back, on the devices where they were. Tied ones are tied again."""
+        """Restore the module's weights on their original devices. Tied weights are tied again."""
         for name, device in self.original_devices.items() if self.offload else ():
             if device.type == "meta":
                 continue
@@ -263,7 +267,7 @@ def align_module_device(module: nn.Module, execution_device: Any = None) -> Iter
 
 
 def is_offloaded(model: nn.Module) -> bool:
-    """Whether any module of the model gets its weights only for the time of its ``forward``."""
+    """Whether any module of the model gets its weights only during its ``forward``."""
     return any(has_offloaded_params(module) for module in model.modules())
 
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Attachment:
-    """What all hooks of one model have in common."""
+    """Arguments shared by all hooks of one model."""
 
     weights_map: Mapping[str, torch.Tensor] | None = None
     offload_buffers: bool = False
@@ -75,7 +75,7 @@ class Attachment:
                 self.align(child, execution_device, _below(name, child_name), offload=offload)
 
     def execute(self, module: nn.Module, execution_device: Any) -> None:
-        """Attach a hook that moves inputs and weights to the device, where there is no hook yet."""
+        """Attach a hook that moves inputs and weights to the device to each module without one."""
         if not hasattr(module, "_hf_hook") and any(True for _ in module.state_dict()):
             add_hook_to_module(module, self.hook(execution_device))
         if type(module).__name__ not in self.preload_module_classes:
@@ -191,7 +191,7 @@ def attach_align_device_hook_on_blocks(
         offload: one value, or one for each module in the map.
         weights_map, offload_buffers, module_name, skip_keys, preload_module_classes, tied_params_map: as in
             ``attach_align_device_hook``.
-        common: what the other hooks of the model have in common, instead of the arguments above.
+        common: arguments shared with the model's other hooks, instead of the arguments above.
     """
     if common is None:
         common = Attachment(weights_map, offload_buffers, skip_keys, preload_module_classes or (), tied_params_map)
@@ -212,8 +212,8 @@ def attach_align_device_hook_on_blocks(
 
 
 def guard_moves(model: nn.Module) -> None:
-    """Replace ``model.to`` and its like by methods that refuse to move a model with offloaded parts, and otherwise log
-    a warning. ``remove_hook_from_module`` restores them."""
+    """Replace ``model.to`` and similar methods with ones that refuse to move a model with offloaded parts. For other
+    models they log a warning. ``remove_hook_from_module`` restores the original methods."""
     for name in GUARDED:
         method = getattr(model, name, None)
         if method is not None and name not in model.__dict__:
@@ -221,7 +221,7 @@ def guard_moves(model: nn.Module) -> None:
 
 
 def _move(model: nn.Module, name: str, method: Any, *args: Any, **kwargs: Any) -> Any:
-    """``model.to`` and its like of a distributed model.
+    """``model.to``, or a similar method, of a distributed model.
 
     Raises:
         OffloadError: parts of the model are offloaded.
@@ -230,7 +230,7 @@ def _move(model: nn.Module, name: str, method: Any, *args: Any, **kwargs: Any) -
     if is_offloaded(model):
         raise OffloadError(
             f"model.{name}(): parts of the model are offloaded to CPU memory or disk. Call "
-            "hpcaccel.hooks.remove_hook_from_submodules(model) first, which gives it its weights back"
+            "hpcaccel.hooks.remove_hook_from_submodules(model) first, which restores its weights"
         )
     if moves:
         log.warning("model.%s() moves a model that is distributed by a device map: its hooks stay as they are", name)

@@ -141,7 +141,7 @@ def infer_auto_device_map(
     fallback_allocation: bool = False,
 ) -> OrderedDict[str, Any]:
     """A device map that fills the accelerators in order, then CPU memory, then the disk. The first accelerator and CPU
-    memory keep room for the largest layer that they have to hold for a while. The model may be on the meta device.
+    memory keep room for the largest layer that they hold temporarily. The model may be on the meta device.
 
     Args:
         max_memory: as in ``get_max_memory``.
@@ -150,7 +150,7 @@ def infer_auto_device_map(
         dtype: dtype in which the weights will be loaded.
         special_dtypes: dtypes of single tensors, by name.
         verbose: whether to print each step.
-        clean_result: whether modules on one device are joined to the module around them.
+        clean_result: whether the entries of a module whose parts are all on one device are merged into one.
         offload_buffers: whether buffers of offloaded modules will be offloaded, too.
         fallback_allocation: whether a device on which the next module does not fit gets a later, smaller one.
 
@@ -190,14 +190,14 @@ def _warn_of_buffers(found: _Allocation, dtype: Any, special_dtypes: Any) -> Non
     accelerators = [device for device in found.devices if device not in ("cpu", "disk")]
     if size and accelerators and not any(found.budget[one] >= size + found.used[one] for one in accelerators):
         warnings.warn(
-            f"the buffers of offloaded modules have {size:.0f} bytes, which fit on none of the devices "
+            f"the buffers of offloaded modules take {size:.0f} bytes, too many for any of the devices "
             f"{shortened(accelerators, 8)}: pass offload_buffers=True",
             stacklevel=3,
         )
 
 
 def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[str, Any]:
-    """Join all parts of a module that are on the same device, in place.
+    """Merge the entries of a module whose parts are all on the same device, in place.
 
     Args:
         module_name: only parts of this module.
@@ -234,7 +234,7 @@ def resolve_device_map(
         no_split_module_classes: default: the model's own ``_no_split_modules``.
 
     Raises:
-        OffloadError: ``device_map`` is another text.
+        OffloadError: ``device_map`` is any other string.
     """
     if not isinstance(device_map, str):
         return dict(device_map)

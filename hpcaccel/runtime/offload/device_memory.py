@@ -62,12 +62,12 @@ def get_max_memory(max_memory: Mapping[int | str, Any] | None = None) -> Budget:
     """Bytes by device, accelerators first.
 
     Args:
-        max_memory: bytes, or sizes such as ``"10GB"``, by device. Default: what is free on each accelerator and in CPU
-            memory, where the limit of a Slurm job counts.
+        max_memory: bytes, or sizes such as ``"10GB"``, by device. Default: the free memory of each accelerator and of
+            the CPU, within the limit of the Slurm job.
 
     Raises:
-        OffloadError: a device is none of the allowed ones.
-        RuntimeMisuse: a text is not a size.
+        OffloadError: a device is not one of the allowed ones.
+        RuntimeMisuse: a string is not a size.
     """
     if max_memory is None:
         return _free_memory()
@@ -133,7 +133,7 @@ def get_balanced_memory(
         no_split_module_classes: names of classes whose modules are on one device.
         dtype: dtype in which the weights will be loaded.
         special_dtypes: dtypes of single tensors, by name.
-        low_zero: whether accelerator 0 gets as little as possible, for programs that need its memory otherwise.
+        low_zero: whether accelerator 0 gets as little as possible, for programs that need its memory for other data.
     """
     given = max_memory is not None
     budget = get_max_memory(max_memory)

@@ -23,6 +23,7 @@ from hpcaccel.runtime.offload.weight_store import (
     INDEX,
     OffloadedWeightsLoader,
     offload_state_dict,
+    written_folder,
 )
 
 __all__ = [
@@ -40,7 +41,7 @@ def cpu_offload(
     state_dict: Mapping[str, torch.Tensor] | None = None,
     preload_module_classes: Collection[str] | None = None,
 ) -> nn.Module:
-    """Keep a model's weights in CPU memory, and move each module's to the device for the time of its ``forward``.
+    """Keep a model's weights in CPU memory, and move each module's to the device during its ``forward``.
 
     Args:
         execution_device: where the model computes; default: the device of its first parameter.
@@ -82,10 +83,12 @@ def disk_offload(
     offload_buffers: bool = False,
     preload_module_classes: Collection[str] | None = None,
 ) -> nn.Module:
-    """Keep a model's weights in a folder, and read each module's for the time of its ``forward``.
+    """Keep a model's weights in a folder, and read each module's during its ``forward``.
 
     Args:
-        offload_dir: the folder. If it has an index, its weights are used, and nothing is written.
+        offload_dir: the folder. If it has an index, its weights are used, and nothing is written. If a process group
+            with several ranks exists, each of them uses the folder ``rank_N`` inside it, unless only the folder itself
+            has an index.
         execution_device: where the model computes; default: the device of its first parameter.
         offload_buffers, preload_module_classes: as in ``cpu_offload``.
 
@@ -95,9 +98,10 @@ def disk_offload(
     Raises:
         OffloadError: the folder has an index, but not for the weights of this model; the model is on the meta device.
     """
-    if not Path(offload_dir, INDEX).is_file():
-        offload_state_dict(offload_dir, model.state_dict())
-    weights = OffloadedWeightsLoader(save_folder=offload_dir)
+    folder = written_folder(offload_dir)
+    if not Path(folder, INDEX).is_file():
+        offload_state_dict(folder, model.state_dict())
+    weights = OffloadedWeightsLoader(save_folder=folder)
     _complete(weights, _shapes(model, buffers=offload_buffers), find_tied_parameters(model))
     for name, buffer in list(model.named_buffers()) if not offload_buffers else ():
         if buffer.is_meta and name in weights:
@@ -160,7 +164,7 @@ def _complete(
                 weights.index.setdefault(name, entry)
     place = weights.save_folder or "the index"
     if missing := [name for name in shapes if name not in weights.index and name not in weights.state_dict]:
-        has = shortened([*weights.index], 5)
+        has = shortened([*weights.index], 5) or "none"
         raise OffloadError(
             f"{place} has no weights for {shortened(missing, 5)} (it has {has}). Pass an empty offload folder, or load "
             "the model with load_checkpoint_and_dispatch()"
@@ -186,14 +190,14 @@ def dispatch_model(
     force_hooks: bool = False,
 ) -> nn.Module:
     """Distribute a model over devices. Parts on ``"cpu"`` (if there is an accelerator in the map) and on ``"disk"``
-    get their weights on the main device for the time of their ``forward``, while those of the next part are read.
+    get their weights on the main device during their ``forward``, while those of the next part are read.
 
     Args:
         device_map: the device of each module: the index of an accelerator, a name such as ``"cuda:0"``, ``"cpu"`` or
             ``"disk"``.
         main_device: where offloaded parts compute; default: the first accelerator in the map, or the CPU.
         state_dict: the weights of the parts on the CPU; default: the model's own.
-        offload_dir: folder for the weights of the parts on disk. If it has an index, its weights are used.
+        offload_dir: folder for the weights of the parts on disk, used as in ``disk_offload``.
         offload_index: entries as in the folder's index, instead of it.
         offload_buffers: whether persistent buffers of offloaded parts are offloaded, too.
         skip_keys: keyword arguments of ``forward`` that are not moved.
@@ -257,8 +261,10 @@ def _weights(
         return None if state_dict is None and index is None else OffloadedWeightsLoader(state_dict, None, index or {})
     if folder is None and index is None:
         raise OffloadError(f"the device map puts {shortened(on_disk, 5)} on disk: pass a folder as offload_dir")
-    if folder is not None and index is None and not Path(folder, INDEX).is_file():
-        offload_state_dict(folder, _part(model, device_map, "disk"))
+    if index is None:
+        folder = written_folder(folder)
+        if not Path(folder, INDEX).is_file():
+            offload_state_dict(folder, _part(model, device_map, "disk"))
     weights = OffloadedWeightsLoader(state_dict, folder, index)
     shapes = _shapes(model, buffers=offload_buffers)
     _complete(weights, {name: one for name, one in shapes.items() if device_of(name, device_map) == "disk"}, ties)

@@ -54,7 +54,7 @@ def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
         return dtype
     found = getattr(torch, str(dtype).removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
-        raise OffloadError(f"{dtype!r} is not a dtype of torch: use a name such as 'float16'")
+        raise OffloadError(f"{dtype!r} is not a torch dtype: use a name such as 'float16'")
     return found
 
 
@@ -80,7 +80,7 @@ def read_tensor(stored: MappedTensor, *, copy: bool = False) -> torch.Tensor:
 
 
 def warm(stored: MappedTensor) -> None:
-    """Load the bytes of a tensor into the page cache. One byte of each page is read, outside of Python's lock.
+    """Load the bytes of a tensor into the page cache. One byte of each page is read, without holding the GIL.
 
     Raises:
         CheckpointError: as in ``read_tensor``.

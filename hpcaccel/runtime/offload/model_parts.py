@@ -191,7 +191,7 @@ def check_tied_parameters_in_config(model: nn.Module) -> bool:
 
 
 def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], device_map: Mapping[str, Any]) -> None:
-    """Warn of tied parameters that a map puts on different devices.
+    """Warn about tied parameters that a map puts on different devices.
 
     Raises:
         OffloadError: the map has no device for one of them.

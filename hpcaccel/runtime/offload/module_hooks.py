@@ -80,6 +80,9 @@ class ModelHook:
         """Called after ``forward``. Returns its result."""
         return output
 
+    def undo_pre_forward(self, module: nn.Module) -> None:
+        """Called instead of ``post_forward`` if ``pre_forward`` or ``forward`` has raised an exception."""
+
     def detach_hook(self, module: nn.Module) -> nn.Module:
         """Called when the hook is removed. Returns the module."""
         return module
@@ -105,6 +108,11 @@ class SequentialHook(ModelHook):
         for hook in self.hooks:
             output = hook.post_forward(module, output)
         return output
+
+    def undo_pre_forward(self, module: nn.Module) -> None:
+        for hook in self.hooks:
+            if isinstance(hook, ModelHook):  # one of Accelerate's has no such method
+                hook.undo_pre_forward(module)
 
     def detach_hook(self, module: nn.Module) -> nn.Module:
         for hook in self.hooks:
@@ -135,13 +143,15 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 
 
 def _hooked_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-    args, kwargs = module._hf_hook.pre_forward(module, *args, **kwargs)
-    if module._hf_hook.no_grad:
-        with torch.no_grad():
+    hook = module._hf_hook
+    try:
+        args, kwargs = hook.pre_forward(module, *args, **kwargs)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not hook.no_grad):
             output = module._old_forward(*args, **kwargs)
-    else:
-        output = module._old_forward(*args, **kwargs)
-    return module._hf_hook.post_forward(module, output)
+    except BaseException:
+        SequentialHook(hook).undo_pre_forward(module)
+        raise
+    return hook.post_forward(module, output)
 
 
 def _set_forward(module: Any, forward: Any) -> None:
@@ -151,7 +161,7 @@ def _set_forward(module: Any, forward: Any) -> None:
 
 
 def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
-    """Remove the hook of a module, which gets its original ``forward`` and its weights back.
+    """Remove the hook of a module, and restore its original ``forward`` and its weights.
 
     Args:
         recurse: whether to remove the hooks of all submodules, too.

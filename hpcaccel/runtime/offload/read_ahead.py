@@ -69,7 +69,7 @@ class ReadAhead:
         self._registered = reader
 
     def take(self, reader: Reader) -> dict[str, torch.Tensor]:
-        """The weights of the module that runs now, as far as they were read ahead. Waits until they are here."""
+        """The weights of the current module that were read ahead. Waits until they have arrived."""
         if self._first is None:
             self._first = reader
         elif self._last is not None and reader is not self._first:

@@ -102,7 +102,12 @@ def like(present: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
-    """Names of the buffers that are not in the state dict: last parts, or with ``fqns`` whole names."""
+    """Names of the buffers that are not in the state dict.
+
+    Args:
+        recurse: whether to include the buffers of submodules.
+        fqns: whether to return full names, such as ``"block.0.mask"``, instead of ``"mask"``.
+    """
     parts = module.named_modules() if recurse else [("", module)]
     return {
         f"{prefix}.{name}" if fqns and prefix else name

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from hpcaccel.checkpoint_files.weight_files import Head, read_head
 from hpcaccel.core.durable_files import atomic_write
@@ -29,11 +30,28 @@ __all__ = [
     "load_offloaded_weight",
     "offload_state_dict",
     "offload_weight",
+    "rank_folder",
     "read_index",
     "save_offload_index",
+    "written_folder",
 ]
 
 INDEX = "index.json"
+
+
+def rank_folder(folder: str | os.PathLike[str]) -> Path:
+    """The folder for this rank's offloaded weights. If a process group with several ranks exists, it is ``rank_N`` in
+    ``folder``: the ranks write at the same time, and may have different weights."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return Path(folder)
+    return Path(folder, f"rank_{dist.get_rank()}")
+
+
+def written_folder(folder: str | os.PathLike[str]) -> Path:
+    """``rank_folder``, unless only ``folder`` itself has an index: several ranks never write one there, so that it is
+    complete and meant for all of them."""
+    own, shared = rank_folder(folder), Path(folder)
+    return shared if Path(shared, INDEX).is_file() and not Path(own, INDEX).is_file() else own
 
 
 def offload_weight(

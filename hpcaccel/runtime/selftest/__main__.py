@@ -1,7 +1,7 @@
 """The program of each rank of ``hpcaccel test``: ``python -m hpcaccel.runtime.selftest --results DIR``.
 
-The checks run in a child process. If it is killed, this process records by what, and still ends with exit code 0: after
-another code, srun would kill the ranks that are still at work.
+The checks run in a child process. If it is killed, this process records the signal and still exits with code 0: after
+any other code, srun would kill the ranks that are still running.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _MISSING = re.compile(r"ranks? (?P<ranks>[\d, ]+)( …)? of \d+ did not reach")
 
 @dataclass(frozen=True, kw_only=True)
 class RankFacts:
-    """What a rank tells the others about itself."""
+    """Facts about a rank, which it publishes in the ranks' store."""
 
     rank: int
     world_size: int
@@ -67,7 +67,7 @@ class JoinedRanks:
 
 
 def expected_places(env: RankEnvironment) -> list[str]:
-    """The node of each rank, according to the variables of the Slurm step; empty if they do not tell."""
+    """The node of each rank, according to the variables of the Slurm step; empty if they do not determine it."""
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE") or os.environ.get("SLURM_TASKS_PER_NODE")
     if not nodes or not layout:

@@ -40,7 +40,7 @@ INFINIBAND = Path("/sys/class/infiniband")
 
 
 def check_kernel(runner: CheckRunner) -> None:
-    """Linux's release: training processes may hang on kernels older than 5.5."""
+    """Record the kernel release, and warn about Linux kernels older than 5.5, on which training processes may hang."""
     release = platform.release()
     runner.measure(release=release, python=platform.python_version(), torch=torch.__version__)
     found = re.match(r"(\d+)\.(\d+)", release)
@@ -123,7 +123,8 @@ def _free_text(folder: Path) -> str:
 
 
 def check_network(runner: CheckRunner, env: RankEnvironment) -> None:
-    """Interfaces, the addresses of this node's name, InfiniBand ports, NCCL's version and variables."""
+    """Record this node's network interfaces, addresses, InfiniBand ports, and NCCL's version and variables. Report a
+    missing route to rank 0, and settings that select no interface."""
     interfaces = [name for _, name in socket.if_nameindex()]
     address = own_address_towards(env.master_addr)
     runner.measure(
@@ -162,13 +163,16 @@ def _addresses_of_name() -> list[str]:
 
 
 def _selects(value: str, interfaces: Sequence[str], *, exact: bool) -> bool:
-    """Whether NCCL's variable (prefixes; ``=name`` is exact, ``^name`` excludes) or gloo's (names) selects any."""
+    """Whether NCCL's variable (prefixes; ``=name`` is exact, ``^name`` excludes) selects an interface, or all names in
+    gloo's (``exact``) are interfaces: NCCL uses those that it finds, gloo fails if one is absent."""
     if value.startswith("^"):
         excluded = tuple(value[1:].removeprefix("=").split(","))
         return any(not name.startswith(excluded) for name in interfaces)
     names = value.removeprefix("=").split(",")
-    if exact or value.startswith("="):
+    if exact:
         return all(name in interfaces for name in names)
+    if value.startswith("="):
+        return any(name in interfaces for name in names)
     return any(name.startswith(tuple(names)) for name in interfaces)
 
 
@@ -194,7 +198,8 @@ def _nccl_version() -> str | None:
 
 
 def check_gpus(runner: CheckRunner, env: RankEnvironment, folder: Path) -> None:
-    """The node's GPUs: their number, memory, driver, peer access, and the faults that nvidia-smi knows of."""
+    """Record the number, names, memory, driver and peer access of the node's GPUs. Report the faults that the batch
+    step's preflight check finds, and GPUs that torch cannot use."""
     count = torch.cuda.device_count()
     properties = [torch.cuda.get_device_properties(index) for index in range(count)]
     runner.measure(

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 
+from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.selftest.check_runner import CheckRunner, Fault
 
 __all__ = ["measure_clocks", "measure_pairs", "tournament"]
@@ -23,8 +24,8 @@ PINGS = 30
 CLOCK_PINGS = 10
 TRIES = 3
 """Messages of each size. The fastest counts, since other programs of the node may slow down some."""
-FIRST_BYTES, MOST_BYTES = 1 << 16, {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Sizes of messages; the largest, by type of device, is the first one times a power of ``GROWTH``."""
+FIRST_BYTES, MOST_BYTES_CPU, MOST_BYTES = 1 << 16, 1 << 24, 1 << 28
+"""Sizes of messages; the largest ones, on CPUs and other devices, are the first one times a power of ``GROWTH``."""
 LONG_SECONDS = 0.05
 """The size of messages grows until one takes this long."""
 GROWTH = 4
@@ -42,9 +43,11 @@ def tournament(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def measure_pairs(runner: CheckRunner, device: torch.device, players: Sequence[int]) -> None:
-    """Measure the pairs of this rank with ``players``. The results are in the data of the lower rank of each pair."""
+    """Measure the pairs of this rank with ``players``. The results are in the data of the lower rank of each pair. The
+    data of each rank have the ranks whose messages arrived with wrong contents."""
     rank = dist.get_rank()
     links = []
+    wrong = []
     for number, pairs in enumerate(tournament(players)):
         if number >= MOST_ROUNDS:
             break
@@ -56,8 +59,12 @@ def measure_pairs(runner: CheckRunner, device: torch.device, players: Sequence[i
                 if rank == pair[0]:
                     links.append(link.measured())
                 else:
-                    link.respond(runner)
-    runner.measure(links=links)
+                    link.respond()
+                if link.is_wrong:
+                    wrong.append(other)
+                    text = f"a message from rank {other} arrived with wrong contents"
+                    runner.report(Fault(kind="wrong_result", message=text, ranks=[]))  # a comparison finds the node
+    runner.measure(links=links, wrong=wrong)
 
 
 class _Link:
@@ -66,8 +73,10 @@ class _Link:
     def __init__(self, device: torch.device, other: int) -> None:
         self._device = device
         self._other = other
+        self.is_wrong = False
+        """Whether a message from the other rank has arrived with wrong contents."""
         self._word = torch.zeros(1, dtype=torch.int64, device=device)
-        self._most = MOST_BYTES.get(device.type, FIRST_BYTES)
+        self._most = MOST_BYTES_CPU if device.type == "cpu" else MOST_BYTES
         block = torch.arange(FIRST_BYTES, device=device).remainder_(251).to(torch.uint8)
         self._contents = block.repeat(self._most // FIRST_BYTES)
 
@@ -85,7 +94,7 @@ class _Link:
             "mb_per_s_back": round(back / 1e6, 1),
         }
 
-    def respond(self, runner: CheckRunner) -> None:
+    def respond(self) -> None:
         """Answer the other rank: 1 is a ping, a larger number the size of a message to receive, a smaller one of a
         message to send."""
         while (size := self._receive()) != END:
@@ -95,9 +104,7 @@ class _Link:
                 message = torch.empty(size, dtype=torch.uint8, device=self._device)
                 dist.recv(message, self._other)
                 self._send(1)
-                if not torch.equal(message, self._message(size)):
-                    text = f"a message from rank {self._other} arrived with wrong contents"
-                    runner.report(Fault(kind="wrong_result", message=text, ranks=[dist.get_rank(), self._other]))
+                self._compare(message)
             else:
                 dist.send(self._message(-size), self._other)
 
@@ -121,7 +128,14 @@ class _Link:
         else:
             dist.recv(message, self._other)
         self._synchronize()
-        return time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        if not sends:
+            self._compare(message)
+        return seconds
+
+    def _compare(self, received: torch.Tensor) -> None:
+        if not torch.equal(received, self._message(received.numel())):
+            self.is_wrong = True
 
     def _message(self, size: int) -> torch.Tensor:
         return self._contents[:size]
@@ -141,8 +155,7 @@ class _Link:
         return int(self._word.item())
 
     def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        device_backend.synchronize(self._device)
 
 
 def measure_clocks(runner: CheckRunner, players: Sequence[int]) -> None:

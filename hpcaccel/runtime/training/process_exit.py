@@ -75,8 +75,7 @@ class ProcessExit:
 
     def request(self, *, save_seconds: float | None = None) -> tuple[StopRequest, bool]:
         """Returns the stop request that rank 0 has read, and whether there is time to save. If the supervisor has
-        written no request, the signal came from the cluster; the request that is returned then says that the training
-        is to be continued.
+        written no request, the signal came from the cluster; the returned request then continues the training later.
 
         Args:
             save_seconds: expected time of a save on rank 0; None if unknown.

@@ -22,7 +22,7 @@ parser.add_argument("--model", default="small")
 parser.add_argument("--forget", type=int, default=-1, help="the batch whose results are not written")
 parser.add_argument("--fill-disk", action="store_true")
 parser.add_argument("--timeout", type=float, default=60, help="seconds, of collectives")
-parser.add_argument("--one-rank-differs", action="store_true")
+parser.add_argument("--one-rank-differs", choices=("items", "batch_size", "settings"), help="in this argument")
 
 
 def main() -> None:
@@ -32,8 +32,12 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))  # as on a full disk, the last line is torn
     state = hpcaccel.PartialState(cpu=True, timeout=timedelta(seconds=args.timeout))
     items = [f"text {number} " + "é" * (number % 5) for number in range(args.items)]
-    if args.one_rank_differs and rank == 1:
+    if rank == 1 and args.one_rank_differs == "items":
         items[3] = "other"
+    elif rank == 1 and args.one_rank_differs == "batch_size":
+        args.batch_size *= 2
+    elif rank == 1 and args.one_rank_differs == "settings":
+        args.model = "large"
     results = hpcaccel.ResultsFile(args.file, items, batch_size=args.batch_size, settings={"model": args.model})
     print("missing", len(results.missing), flush=True)
     done = 0

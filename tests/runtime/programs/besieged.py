@@ -17,9 +17,15 @@ first = os.environ["HPCACCEL_ATTEMPT"] == "1"
 
 
 def besiege():
-    text = 'while kill -TERM "$0" 2>/dev/null; do sleep 0.005; kill -USR2 "$0" 2>/dev/null; done'
-    nowhere = subprocess.DEVNULL
-    subprocess.Popen(["bash", "-c", text, str(os.getpid())], stdout=nowhere, stderr=nowhere, start_new_session=True)
+    """Start a shell that sends the signals; return once it has sent the first one."""
+    text = """
+        kill -TERM "$0"; echo; exec >&-
+        while kill -TERM "$0" 2>/dev/null; do sleep 0.005; kill -USR2 "$0" 2>/dev/null; done
+    """
+    command = ["bash", "-c", text, str(os.getpid())]
+    shell = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    shell.stdout.readline()
+    shell.stdout.close()
 
 
 class SlowToSave:

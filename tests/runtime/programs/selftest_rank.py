@@ -64,6 +64,27 @@ class WrongCollectives:
         numbers += 1
 
 
+class WrongMessages:
+    """``torch.distributed`` of a node whose network interface changes a byte of each message in one direction."""
+
+    def __init__(self, direction: str) -> None:
+        self.direction = direction
+
+    def __getattr__(self, name):
+        return getattr(dist, name)
+
+    def send(self, message, other) -> None:
+        if message.dtype == torch.uint8 and self.direction == "send":
+            message = message.clone()
+            message[-1] += 1
+        dist.send(message, other)
+
+    def recv(self, message, other) -> None:
+        dist.recv(message, other)
+        if message.dtype == torch.uint8 and self.direction == "receive":
+            message[-1] += 1
+
+
 def plant() -> None:
     check_training = training_checks.check_training
     segment = collective_checks._Collectives.segment
@@ -76,6 +97,8 @@ def plant() -> None:
         collective_checks._Collectives.segment = wrong
     elif FAULT == "receives_wrong":
         vars(collective_checks)["dist"] = WrongCollectives()
+    elif FAULT in ("pairs_send_wrong", "pairs_receive_wrong"):
+        vars(pair_links)["dist"] = WrongMessages(FAULT.split("_")[1])
     elif FAULT == "clock":
         vars(pair_links)["time"] = SkewedTime
     elif FAULT == "old_kernel":
