@@ -49,7 +49,7 @@ from hpcaccel import Accelerator
 
 accelerator = Accelerator()
 total = accelerator.reduce(torch.tensor([accelerator.process_index + 1.0]))
-accelerator.print(f"total {total.item()} {accelerator.num_processes} {accelerator.mixed_precision}\n", end="")
+accelerator.print(f"total {total.item()} {accelerator.num_processes} {accelerator.mixed_precision}\\n", end="")
 accelerator.end_training()
 """
 
