@@ -63,7 +63,7 @@ def load(args, state):
         device_map="auto",
         max_memory=memory,
         no_split_module_classes=model._no_split_modules,
-        offload_folder=args.offload / f"rank{state.process_index}",
+        offload_folder=args.offload,  # each rank uses a folder of its own inside
     ).eval()
 
 

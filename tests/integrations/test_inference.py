@@ -153,7 +153,7 @@ def test_offloaded_model_gives_the_same_answers_through_a_stop(made: Path, tmp_p
     stopped = ranks.wait()
     assert stopped.codes == [85, 85], stopped.outputs
     for rank in range(2):
-        index = json.loads((tmp_path / "offload" / f"rank{rank}" / "index.json").read_text())
+        index = json.loads((tmp_path / "offload" / f"rank_{rank}" / "index.json").read_text())
         assert {entry["safetensors_file"] for entry in index.values()} == {str(made / "model" / "model.safetensors")}
     resumed = generate(made, output, *words, size=1, run=run, attempt=2, blocked=True).wait()
     assert resumed.codes == [0], resumed.outputs
