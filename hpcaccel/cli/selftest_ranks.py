@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import signal
@@ -12,13 +11,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from hpcaccel.cli.output import note
+from hpcaccel.core.free_port import free_port
+from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import default_runs_dir
 from hpcaccel.errors import UserError
 
@@ -33,8 +34,6 @@ LOOK_SECONDS = 0.2
 TIMEOUTS, MORE_SECONDS = 12, 600.0
 """The ranks are killed after this many timeouts and this many seconds more: longer than all limits of their checks."""
 SMI_SECONDS = 30.0
-PR_SET_PDEATHSIG = 1
-"""See prctl(2)."""
 _DROPPED = ("SLURM_", "TORCHELASTIC_", "HPCACCEL_RUN_DIR", "HPCACCEL_ATTEMPT", "HPCACCEL_PROTOCOL", "OMPI_", "PMI_")
 
 
@@ -133,20 +132,6 @@ def _exit_at_signals() -> Iterator[None]:
             signal.signal(one, old)
 
 
-def _killed_with_this_process() -> Callable[[], None]:
-    """A ``preexec_fn``: the child gets SIGKILL when this process dies, even by SIGKILL. Linux only."""
-    libc = ctypes.CDLL(None)
-    parent = os.getpid()
-
-    def between_fork_and_exec() -> None:
-        if sys.platform == "linux":
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before the call above
-                os._exit(128 + signal.SIGKILL)
-
-    return between_fork_and_exec
-
-
 class CheckNames:
     """Prints the name of each check once the first rank has begun it."""
 
@@ -169,7 +154,7 @@ def _run(command: list[str], count: int, names: CheckNames, *, limit: float) -> 
     """Run all ranks until they have ended. Returns their outputs."""
     shared = {key: value for key, value in os.environ.items() if not key.startswith(_DROPPED)}
     shared |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
-    shared |= {"MASTER_PORT": str(_free_port())}
+    shared |= {"MASTER_PORT": str(free_port())}
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     ranks: list[subprocess.Popen[str]] = []
     outputs = [""] * count
@@ -181,7 +166,7 @@ def _run(command: list[str], count: int, names: CheckNames, *, limit: float) -> 
         outputs[number] = stream.read()
 
     end = time.monotonic() + limit
-    prepare = _killed_with_this_process()
+    prepare = dying_with_us()
     try:
         for number in range(count):
             env = {**shared, "RANK": str(number), "LOCAL_RANK": str(number)}
@@ -206,9 +191,3 @@ def _run(command: list[str], count: int, names: CheckNames, *, limit: float) -> 
         for reader in readers:
             reader.join(timeout=5.0)
     return outputs
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.errors import SlurmCommandError
 from hpcaccel.slurm import Slurm
 
@@ -20,7 +19,6 @@ _PASSED_ON = (
 )  # fmt: skip
 _BY_SRUN = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that srun passes to its tasks. It answers the others itself: SIGINT by a message, SIGTERM by a kill."""
-_PR_SET_PDEATHSIG = 1
 _RETRY_SECONDS = 60.0
 """How long to try to send a signal to the ranks while Slurm does not respond."""
 _PAUSE_SECONDS = 2.0
@@ -52,7 +50,7 @@ def _follow(
     srun = subprocess.Popen(
         command,
         env=dict(environ),
-        preexec_fn=_ended_with_this_process(),
+        preexec_fn=dying_with_us(signal.SIGTERM),
         start_new_session=True,  # a terminal sends Ctrl-C to this process only
     )
     undelivered: dict[signal.Signals, float] = {}  # by signal, the time of the last attempt
@@ -101,17 +99,3 @@ def _signal_ranks(job_id: str, name: str, number: signal.Signals) -> bool | None
     except SlurmCommandError as error:
         print(f"hpcaccel launch: {number.name} for the ranks: {error}", file=sys.stderr)
         return None
-
-
-def _ended_with_this_process() -> Callable[[], None]:
-    """A ``preexec_fn``: the child gets SIGTERM when this process dies, and blocks no signals."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getpid()
-
-    def between_fork_and_exec() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before prctl
-            os._exit(128 + signal.SIGTERM)
-
-    return between_fork_and_exec

@@ -7,16 +7,16 @@ next one, and exits with the child's exit code.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.process_identity import process_start
 from hpcaccel.core.run_dir import RunDir
 
@@ -28,7 +28,6 @@ __all__ = [
     "BatchStep",
     "began",
     "default_signals",
-    "dying_with_us",
     "is_our_parent",
     "killed_by",
     "run_batch",
@@ -40,9 +39,6 @@ log = logging.getLogger(__name__)
 
 WATCHED = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD}
 """Signals that the batch step, supervisors and workers block and receive with ``sigwait`` or ``sigtimedwait``."""
-
-_LIBC = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
 
 
 def take_over_signals() -> None:
@@ -60,27 +56,6 @@ def default_signals() -> None:
     """Unblock all signals. Used as ``preexec_fn``: the supervisor blocks the signals that it waits for, and children
     must not inherit its signal mask."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def dying_with_us(
-    number: signal.Signals = signal.SIGKILL, *, blocked: Collection[signal.Signals] = ()
-) -> Callable[[], None]:
-    """Returns a ``preexec_fn`` for Popen: the child then gets signal ``number`` when this process dies (prctl(2)).
-
-    Use it only in single-threaded processes: the kernel sends the signal as soon as the thread that forked ends.
-
-    Args:
-        blocked: signals that are blocked in the child; all others are unblocked.
-    """
-    parent = os.getpid()
-
-    def between_fork_and_exec() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
-        if os.getppid() != parent:  # the parent died before prctl
-            os._exit(128 + number)
-
-    return between_fork_and_exec
 
 
 def shell_code(code: int) -> int:

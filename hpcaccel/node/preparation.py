@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.node.batch import default_signals, dying_with_us, shell_code
+from hpcaccel.node.batch import default_signals, shell_code
 from hpcaccel.node.environment.containers import cached_image, choose_runtime
 from hpcaccel.node.environment.staging import STAGE_DIR, each_node, problem_in, stage_directory
 from hpcaccel.node.failures import cause

@@ -28,6 +28,7 @@ __all__ = [
     "configure_training_log",
     "get_logger",
     "this_rank",
+    "torch_distributed",
     "tqdm",
 ]
 
@@ -114,7 +115,7 @@ def this_rank() -> int:
     group = _group()
     if group is not None:
         return int(group.rank)
-    dist = _torch_distributed()
+    dist = torch_distributed()
     return int(dist.get_rank()) if dist is not None else rank_env.detect().rank
 
 
@@ -123,7 +124,7 @@ def _turns() -> tuple[int, Callable[[], Any]]:
     group = _group()
     if group is not None:
         return group.world_size, group.barrier
-    dist = _torch_distributed()
+    dist = torch_distributed()
     return (dist.get_world_size(), dist.barrier) if dist is not None else (1, lambda: None)
 
 
@@ -135,7 +136,7 @@ def _group() -> Any | None:
     return None if world is None else world.group
 
 
-def _torch_distributed() -> Any | None:
+def torch_distributed() -> Any | None:
     """The module ``torch.distributed`` if the script has created a process group itself, else None."""
     dist = sys.modules.get("torch.distributed")
     return dist if dist is not None and dist.is_available() and dist.is_initialized() else None

@@ -100,7 +100,7 @@ class RankOutput:
                 os.close(end)
 
     def finish(self) -> None:
-        """Copy what is left, then return. Processes that the ranks have left running may still write afterwards."""
+        """Copy what is left, for at most ``DRAIN_SECONDS``. Processes that the ranks have left may still write then."""
         for _, writing in self._pipes.values():
             os.close(writing)
         self._thread.join(DRAIN_SECONDS)

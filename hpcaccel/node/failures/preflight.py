@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from hpcaccel.core.durable_files import objects_in, write_json
+from hpcaccel.core.free_port import free_port
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import SHORT_STEP
@@ -31,7 +32,7 @@ from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.classify import Failure
 from hpcaccel.node.failures.disk_space import if_possible
 from hpcaccel.node.failures.preflight_checks import check_node, check_shared, serve_connection_test
-from hpcaccel.node.launchers import free_port, rank_command, share_gpus
+from hpcaccel.node.launchers import rank_command, share_gpus
 from hpcaccel.node.rank import python_of, rank_environment
 from hpcaccel.slurm import hostlist
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -18,11 +16,13 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.free_port import free_port
 from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import SlurmCommandError
 from hpcaccel.node.allocation import SHORT_STEP
-from hpcaccel.node.batch import dying_with_us, shell_code
+from hpcaccel.node.batch import shell_code
 from hpcaccel.node.environment.containers import Wrapped, into_container
 from hpcaccel.node.environment.staging import STAGE_DIR
 from hpcaccel.node.launchers.local_ranks import LocalAgent, LocalRanks
@@ -34,7 +34,6 @@ __all__ = [
     "RankProcesses",
     "SrunRanks",
     "end_lost_step",
-    "free_port",
     "rank_command",
     "run_on_each_node",
     "share_gpus",
@@ -48,7 +47,6 @@ STEP_WAIT_SECONDS = 300
 """How long srun tries to start a step: long enough for a restart of the controller, but limited if nodes stay busy."""
 STEP_END_SECONDS = 60
 """How long a step may take to end after SIGKILL."""
-PORT_TRIES = 100
 
 
 class RankProcesses(Protocol):
@@ -71,40 +69,6 @@ class RankProcesses(Protocol):
     def wake(self) -> None:
         """Send SIGCONT to ranks that are stopped (SIGSTOP)."""
         ...
-
-
-def free_port() -> int:
-    """A TCP port that is free on this host at this moment.
-
-    The ranks bind the port only after they have imported torch. The kernel takes ports for outgoing connections from
-    the ephemeral range (ip(7)), so a port outside of that range is chosen if possible, at random to avoid collisions.
-    """
-    first, last = _ports_of_connections()
-    dice = random.SystemRandom()
-    for _ in range(PORT_TRIES):
-        port = dice.randrange(10_000, 1 << 16)
-        if not first <= port <= last and _is_free(port):
-            return port
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-def _ports_of_connections() -> tuple[int, int]:
-    try:
-        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
-    except OSError:
-        return 32_768, 60_999
-    return int(first), int(last)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 def start_ranks(

@@ -17,9 +17,10 @@ from typing import NoReturn, Protocol
 
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.launch_spec import LaunchComponent, LaunchSpec, read_launch
+from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.node.batch import dying_with_us, shell_code
+from hpcaccel.node.batch import shell_code
 from hpcaccel.node.launchers import STEP_WAIT_SECONDS, rank_command, signal_step
 from hpcaccel.node.launchers.local_ranks import send_to_groups, start_here
 from hpcaccel.node.rank import LONGEST, become, enter, log_to, program, python_path, read_tail

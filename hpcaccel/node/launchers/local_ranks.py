@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.batch import dying_with_us, shell_code
+from hpcaccel.node.batch import shell_code
 from hpcaccel.node.environment.containers import Wrapped
 
 __all__ = ["LocalAgent", "LocalRanks", "send_to_groups", "start_here"]

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.records import to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import StopRequest
 from hpcaccel.errors import SlurmCommandError
 from hpcaccel.node.allocation import Slot
-from hpcaccel.node.batch import WATCHED, dying_with_us
+from hpcaccel.node.batch import WATCHED
 from hpcaccel.node.ledger import Ledger
 from hpcaccel.node.sweep.trial_supervisor import HOSTS_REQUEST
 from hpcaccel.slurm.commands import Slurm

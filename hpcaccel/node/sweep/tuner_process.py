@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.core.durable_files import LineSplitter, json_line
-from hpcaccel.node.batch import dying_with_us
+from hpcaccel.core.parent_death import dying_with_us
 
 __all__ = ["TUNER_SIGNAL", "TunerProcess"]
 

@@ -120,8 +120,8 @@ class ResultsFile:
             yield batch
 
     def write(self, batch: ItemBatch, results: Sequence[Any]) -> None:
-        """Write the results of a batch. They are on the disk when this returns; a kill before that leaves nothing of
-        the batch, and it is done again.
+        """Write the results of a batch. They are on the disk when this returns. After a kill before that, the batch
+        is either complete or done again.
 
         Args:
             results: one for each item, in the items' order: texts, numbers, lists or dicts.

@@ -6,7 +6,6 @@ any other code, srun would kill the ranks that are still running.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -14,12 +13,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpcaccel.core.parent_death import die_with
 from hpcaccel.runtime.selftest.check_runner import ResultLog
 
 __all__ = ["main"]
 
-PR_SET_PDEATHSIG = 1
-"""See prctl(2)."""
 LINGER_SECONDS = 150.0
 _LAST = (b'"check":"end"', b'"state":"timeout"', b'"state":"killed"')
 """Parts of the last line of a rank that has ended."""
@@ -30,9 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parent = os.getpid()
     child = os.fork()  # before torch is imported
     if child == 0:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)  # the parent ended before the call above
+        die_with(parent)
         code = 1
         try:
             from hpcaccel.runtime.selftest.self_test import main as run
@@ -47,10 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         os._exit(code)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: os.kill(child, received))
-    while True:
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status) or os.WIFEXITED(status):
-            break
+    _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     results = Path(arguments[list(arguments).index("--results") + 1])
     if code < 0:

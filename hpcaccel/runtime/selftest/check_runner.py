@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +16,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hpcaccel.core.durable_files import append_line
+from hpcaccel.core.process_identity import node_name
 
-__all__ = ["CheckFailed", "CheckRunner", "Fault", "ResultLog", "first_line", "node_name"]
+__all__ = ["CheckFailed", "CheckRunner", "Fault", "ResultLog", "first_line"]
 
 T = TypeVar("T")
 LONGEST = 600
 """Maximum length of a message, in characters."""
-
-
-def node_name() -> str:
-    """The name of this node in Slurm, else the host name."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def first_line(error: BaseException) -> str:

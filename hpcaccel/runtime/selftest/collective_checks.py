@@ -15,14 +15,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpcaccel.runtime.distributed.device_backend import synchronize
 from hpcaccel.runtime.selftest.check_runner import CheckRunner, Fault
 
 __all__ = ["check_collectives"]
 
 SEGMENT = 1024
 """Numbers that each rank contributes."""
-TIMED_NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Size of the timed all-reduce in float32 numbers, by type of device."""
+TIMED_NUMBERS_CPU, TIMED_NUMBERS = 1 << 20, 1 << 26
+"""Size of the timed all-reduce in float32 numbers, on the CPU and on other devices."""
 TIMED_ROUNDS = 3
 TYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8,
@@ -147,14 +148,14 @@ def _is_refusal(error: Exception) -> bool:
 
 def _timed(device: torch.device, world_size: int) -> dict[str, Any]:
     """The best of a few all-reduces. ``mb_per_s`` is the bus bandwidth: what each rank sends and receives."""
-    numbers = torch.ones(TIMED_NUMBERS.get(device.type, 1 << 20), device=device)
+    numbers = torch.ones(TIMED_NUMBERS_CPU if device.type == "cpu" else TIMED_NUMBERS, device=device)
     best = float("inf")
     for _ in range(TIMED_ROUNDS):
         numbers.fill_(1)
-        _synchronize(device)
+        synchronize(device)
         started = time.perf_counter()
         dist.all_reduce(numbers)
-        _synchronize(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - started)
     count = numbers.numel() * numbers.element_size()
     return {
@@ -162,8 +163,3 @@ def _timed(device: torch.device, world_size: int) -> dict[str, Any]:
         "seconds": round(best, 6),
         "mb_per_s": round(2 * (world_size - 1) / world_size * count / best / 1e6, 1),
     }
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

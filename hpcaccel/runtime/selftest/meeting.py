@@ -20,10 +20,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpcaccel.core.process_identity import node_name
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
 from hpcaccel.runtime.distributed.rendezvous import address_is_loopback, base_store, own_address_towards
-from hpcaccel.runtime.selftest.check_runner import CheckFailed, CheckRunner, Fault, node_name
+from hpcaccel.runtime.selftest.check_runner import CheckFailed, CheckRunner, Fault
 from hpcaccel.slurm import hostlist
 
 __all__ = ["JoinedRanks", "RankFacts", "check_reach", "check_world_size", "expected_places", "meet", "wait_for_all"]

@@ -95,7 +95,7 @@ class AcceleratorState(PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP, DEEPSPEED; or the value that the script has set.
+        """NO, MULTI_CPU, MULTI_GPU, MULTI_XPU …; FSDP, DEEPSPEED; or the value that the script has set.
 
         A value that the script has set affects only this property and ``join_uneven_inputs``.
         """

@@ -32,7 +32,7 @@ class ProcessInfo:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU or MULTI_GPU; FSDP, DEEPSPEED; or the value that the script has set."""
+        """NO, MULTI_CPU, MULTI_GPU, MULTI_XPU …; FSDP, DEEPSPEED; or the value that the script has set."""
         from hpcaccel.runtime.training_session import TrainingSession
 
         session = TrainingSession.existing()

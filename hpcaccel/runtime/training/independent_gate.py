@@ -29,7 +29,7 @@ __all__ = ["IndependentGate", "independent_gate"]
 
 
 def independent_gate(what: str) -> IndependentGate:
-    """The independent gate of this process; later calls return the same gate.
+    """The independent gate of this process; later calls return the same gate until it is over.
 
     Args:
         what: name of the caller, for the message of the error.
@@ -101,9 +101,7 @@ class IndependentGate(StopGate):
         """Record that this rank has done a piece of work. Its result must be on the disk by now."""
         store = self._store
         self._counted = self._counted + 1 if store is None else int(store.add(self._key("done"), 1))
-        self._step = self._done_before + self._counted
-        self._clock.count(self._step)
-        self._clock.step_is_over(self._step)
+        self._reach(self._done_before + self._counted)
 
     def meet(self, *, stopped: bool = False) -> bool:
         """Wait, without a time limit, until all ranks have called this. Collective.
@@ -152,12 +150,6 @@ class IndependentGate(StopGate):
         """
         self._reach(done)
         self.complete()
-
-    def _reach(self, step: int) -> None:
-        """Record the step when all ranks have met: other ranks may have counted since this rank's last step."""
-        self._step = step
-        self._clock.count(step)
-        self._clock.step_is_over(step)
 
     @property
     def _store(self) -> Any:

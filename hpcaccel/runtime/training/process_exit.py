@@ -23,7 +23,7 @@ from hpcaccel.core.stop_requests import set_signal_mark
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.runtime.distributed import rank_env
 from hpcaccel.runtime.distributed.group_shutdown import settle
-from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.rank_logger import TRAINING_LOG, torch_distributed
 from hpcaccel.runtime.settings import OutputLocation
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hpcaccel.core.stop_requests import StopRequest
     from hpcaccel.runtime.distributed.process_group import RankGroup
 
-__all__ = ["LoneRank", "ProcessExit", "is_in_time", "join_default_group", "read_request", "torch_has_group"]
+__all__ = ["LoneRank", "ProcessExit", "is_in_time", "join_default_group", "read_request"]
 
 logger = logging.getLogger(TRAINING_LOG)
 
@@ -248,19 +248,13 @@ class LoneRank:
         """Do nothing: there is no group."""
 
 
-def torch_has_group() -> bool:
-    """Whether torch has a default process group. Imports nothing."""
-    dist = sys.modules.get("torch.distributed")
-    return dist is not None and dist.is_available() and dist.is_initialized()
-
-
 def join_default_group() -> RankGroup | LoneRank:
     """The ranks of torch's default process group; this process alone if there is no group or it has a single rank.
 
     Raises:
         RankEnvironmentError: the process groups of these ranks cannot be formed.
     """
-    if not torch_has_group():
+    if torch_distributed() is None:
         return LoneRank(int(os.environ.get("RANK", 0)))
     import torch
 

@@ -38,11 +38,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.health.heartbeat import Activity, RankStatus, start_heartbeat
-from hpcaccel.runtime.rank_logger import TRAINING_LOG, configure_training_log
+from hpcaccel.runtime.rank_logger import TRAINING_LOG, configure_training_log, torch_distributed
 from hpcaccel.runtime.stop_flag import install_stop_flag
 from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.attempt_timing import AttemptClock
-from hpcaccel.runtime.training.process_exit import LoneRank, join_default_group, torch_has_group
+from hpcaccel.runtime.training.process_exit import LoneRank, join_default_group
 
 if TYPE_CHECKING:
     from hpcaccel.core.rank_records import Outcome
@@ -62,7 +62,8 @@ _gate: StopGate | None = None
 
 
 def stop_gate() -> StopGate:
-    """The stop gate of this process; later calls return the same gate. Call this on every rank, before the first step.
+    """The stop gate of this process; later calls return the same gate until it is over. Call this on every rank, before
+    the first step.
 
     Raises:
         RuntimeMisuse: this process has an Accelerator or a ``ResultsFile``, which stops by itself; or this is not the
@@ -116,7 +117,7 @@ class StopGate:
         heartbeat = start_heartbeat(self._place.run, self._place.attempt)
         if heartbeat is not None:
             heartbeat.source = self
-        if torch_has_group():
+        if torch_distributed() is not None:
             self._join()
 
     def join(self) -> RankGroup | LoneRank:
@@ -144,9 +145,7 @@ class StopGate:
         agreed = self._agreed or self._join()
         if self._status.phase != "training":
             self._enter(step)
-        self._step = step
-        self._clock.count(step)
-        self._clock.step_is_over(step)
+        self._reach(step)
         if agreed.request is not None:
             return True
         if self._group.control is None:
@@ -321,6 +320,12 @@ class StopGate:
             self._write_start()
         self._save_is_over()
         self._status.train(step)
+
+    def _reach(self, step: int) -> None:
+        """Record the number of steps done."""
+        self._step = step
+        self._clock.count(step)
+        self._clock.step_is_over(step)
 
     def _continue(self, agreed: AgreedStop, *, save: bool) -> bool:
         self.should_save = save
