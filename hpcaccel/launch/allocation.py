@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hpcaccel.core.free_port import free_port
 from hpcaccel.errors import UserError
 from hpcaccel.launch.group_size import GroupSize, machines, ranks_per_machine
-from hpcaccel.launch.torchrun_command import free_port
 from hpcaccel.slurm import Slurm, hostlist
+from hpcaccel.slurm.site_parsing import tres
 
-__all__ = ["SlurmAllocation", "gpus_on_each_node", "place"]
+__all__ = ["SlurmAllocation", "gpus_on_each_node", "place", "started_tasks"]
 
 FIRST_SPECIAL_STEP = 0xFFFFFFFA
 """First of Slurm's special step numbers: shells of sbatch and salloc, which are no tasks of a step."""
@@ -46,18 +47,22 @@ def place(environ: Mapping[str, str], given: Mapping[str, Any]) -> Literal["rank
     """
     if "RANK" in environ and "HPCACCEL_RUN_DIR" in environ:
         return "rank"
+    if started_tasks(environ) is not None:
+        return "machine" if any(name in given for name in _OWN_MACHINES) else "rank"
     tasks = _tasks_of_step(environ)
-    own = any(name in given for name in _OWN_MACHINES)
-    if tasks > 1:
-        return "machine" if own else "rank"
-    if any(environ.get(name, "1") not in ("", "1") for name in _MPI_SIZES):
-        return "machine" if own else "rank"
     if "SLURM_JOB_ID" not in environ or given.get("standalone"):
         return "machine"
     nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or "1"
     if nodes == "1" and (tasks == 1 or shutil.which("srun") is None):
         return "machine"  # a shell that srun started, or a container without Slurm: its own GPUs are those of the job
     return "allocation"
+
+
+def started_tasks(environ: Mapping[str, str]) -> str | None:
+    """The number of processes that srun or mpirun started together with this one; None if there are no others."""
+    if (tasks := _tasks_of_step(environ)) > 1:
+        return str(tasks)
+    return next((size for name in _MPI_SIZES if (size := environ.get(name, "")) not in ("", "1")), None)
 
 
 def _tasks_of_step(environ: Mapping[str, str]) -> int:
@@ -180,8 +185,7 @@ def gpus_on_each_node(environ: Mapping[str, str], job_id: str, nodes: int) -> in
         return 0
     if given := environ.get("SLURM_GPUS_PER_NODE"):
         return sum(int(number) for number in re.findall(r"(?:^|:)(\d+)(?:,|$)", given))
-    tres = dict(part.partition("=")[::2] for part in Slurm().job_record(job_id).get("AllocTRES", "").split(","))
-    total = tres.get("gres/gpu", "0")
+    total = tres(Slurm().job_record(job_id).get("AllocTRES")).get("gres/gpu", "0")
     return _even(int(total) // nodes, {"SLURM_GPUS": total}, nodes)
 
 

@@ -69,9 +69,10 @@ class AgentRanks:
         """Exit as the ranks did after the signal ``received``.
 
         Exit with 0 if all succeeded, else with the first positive exit code. If there is none, end by the signal that
-        killed the first failed rank (SIGKILL: exit with 137), or by ``received`` if no rank was started.
+        killed the failed rank with the lowest local rank (SIGKILL: exit with 137), or by ``received`` if no rank was
+        started.
         """
-        codes = [one.returncode for _, one in sorted(self._running.items())]
+        codes = [one.returncode for _, one in sorted(self._running.items(), key=lambda item: int(item[0] or 0))]
         bad = [code for code in codes if code]
         if codes and not bad:
             sys.exit(0)

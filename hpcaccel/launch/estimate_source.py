@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from hpcaccel.errors import CheckpointError, RunNotFound, UserError
 from hpcaccel.launch.gpu_memory import GpuKind, kind_named, kinds_of_cluster
 from hpcaccel.launch.memory_estimate import TrainingSetup
 from hpcaccel.launch.model_size import ModelSize, model_of
+from hpcaccel.slurm.site_parsing import gres
 from hpcaccel.spec import ClusterProfile, JobSpec, load_profile, load_spec
 from hpcaccel.spec.cluster.cluster_facts import load_facts
 
@@ -87,7 +87,7 @@ def _about_spec(path: Path, wishes: Wishes) -> Question:
     spec = load_spec(path, profile=profile)
     kinds, notes = _kinds(wishes, profile, spec.slurm.partition, _gpu_type(spec))
     per_node = wishes.gpus_per_node or spec.slurm.ranks_per_node
-    gpus = wishes.gpus or per_node * int(re.findall(r"\d+", str(spec.slurm.nodes))[0])
+    gpus = wishes.gpus or per_node * spec.slurm.min_nodes
     runtime = spec.runtime
     if runtime.tensor_parallel_size > 1:
         notes.append("tensor_parallel_size is not part of the estimate: each rank then holds less than shown")
@@ -133,11 +133,11 @@ def _model_of_spec(spec: JobSpec, path: Path, wishes: Wishes) -> ModelSize:
 
 def _gpu_type(spec: JobSpec) -> str | None:
     """The type of GPU that a spec requests, such as ``a100``; None if any will do."""
-    for value in (spec.slurm.gpus_per_node, spec.slurm.gpus_per_task, spec.slurm.gres):
+    for value in (spec.slurm.gpus_per_node, spec.slurm.gpus_per_task):
         words = [] if value is None else [word for word in str(value).split(":") if not word.isdecimal()]
         if words and words[-1] != "gpu":
             return words[-1]
-    return None
+    return next((kind for kind in gres(str(spec.slurm.gres or ""))[0] if kind != "gpu"), None)
 
 
 def _kinds(

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcaccel.errors import UserError
 from hpcaccel.launch.arguments import Arguments
+from hpcaccel.launch.config_sections import typed
 from hpcaccel.launch.flags import spelled
 from hpcaccel.launch.launch_config import LaunchConfig
 
@@ -86,7 +87,7 @@ def notes(given: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
 def _of_file(config: LaunchConfig, given: Mapping[str, Any], *, in_allocation: bool) -> dict[str, Any]:
     options = {name: getattr(config, name) for name in (*_TOP, *(() if in_allocation else _PLACE))}
     for section in _SECTIONS:
-        options |= getattr(config, section) or {}
+        options |= typed(getattr(config, section))
     options["tpu_cluster"] = config.tpu_use_cluster or None
     if options.get("num_processes") == -1:
         del options["num_processes"]  # "given on the command line"
@@ -106,8 +107,8 @@ def _of_file(config: LaunchConfig, given: Mapping[str, Any], *, in_allocation: b
             options["num_processes"] = 1
     elif config.distributed_type == "NO" and not given.get("cpu"):
         options["num_processes"] = None  # the number for a single device
-    sizes = [value for name, value in (config.parallelism_config or {}).items() if name.endswith("_size")]
-    if any(value not in (None, 1) for value in sizes):
+    sizes = [value for name, value in typed(config.parallelism_config).items() if name.endswith("_size")]
+    if any(value != 1 for value in sizes):
         options["use_parallelism_config"] = True
     return {name: value for name, value in options.items() if value is not None}
 

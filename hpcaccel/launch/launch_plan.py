@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hpcaccel.core.free_port import free_port
 from hpcaccel.errors import UserError
-from hpcaccel.launch.allocation import SlurmAllocation, place
+from hpcaccel.launch.allocation import SlurmAllocation, place, started_tasks
 from hpcaccel.launch.arguments import Arguments
 from hpcaccel.launch.flags import spelled
 from hpcaccel.launch.gpus import chosen_gpus, count_gpus
@@ -22,7 +23,7 @@ from hpcaccel.launch.group_size import GroupSize, ranks_here, sized
 from hpcaccel.launch.launch_config import LaunchConfig
 from hpcaccel.launch.launch_options import merge, notes
 from hpcaccel.launch.program_variables import program_variables, variables_switched_off
-from hpcaccel.launch.torchrun_command import ELASTIC, ELASTIC_AGENT, agent_command, free_port, needs_agent, rendezvous
+from hpcaccel.launch.torchrun_command import ELASTIC, ELASTIC_AGENT, agent_command, needs_agent, rendezvous
 
 __all__ = ["LaunchPlan", "become", "plan_launch"]
 
@@ -113,8 +114,7 @@ def _require_script(arguments: Arguments) -> None:
 
 
 def _as_rank(arguments: Arguments, options: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
-    sizes = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-    ranks = next((environ[name] for name in sizes if environ.get(name)), "?")
+    ranks = environ.get("WORLD_SIZE") or started_tasks(environ) or "?"
     asked = arguments.values.get("num_processes")
     if asked is not None and str(asked) != ranks:
         raise UserError(
@@ -136,7 +136,7 @@ def _in_allocation(
     name = f"hpcaccel-launch-{uuid.uuid4().hex[:12]}"
     idle = [spelled(one) for one in ("machine_rank", "gpu_ids", "rdzv_endpoint") if one in arguments.values]
     hints = [*hints, *([f"{', '.join(idle)} inside an allocation: Slurm decides"] if idle else [])]
-    agents = any(one in arguments.values for one in ELASTIC)
+    agents = any(arguments.values.get(one, False) is not False for one in ELASTIC)
     command = program_command(arguments)
     if agents:
         meeting = [

@@ -260,8 +260,8 @@ def sequence_length(architecture: Architecture, setup: TrainingSetup) -> int | N
 def gpus_needed(
     model: ModelSize, setup: TrainingSetup, precision: str, memory_bytes: int, *, most: int = 4096
 ) -> int | None:
-    """The smallest number of GPUs with which strategy fsdp fits, doubling from the GPUs of one node on; None if not
-    even ``most`` are enough."""
+    """The smallest number of GPUs with which strategy fsdp fits, of those of one node times 1, 2, 4 … up to ``most``;
+    None if none of these is enough."""
     gpus = setup.gpus_per_node
     while gpus <= most:
         if estimate(model, replace(setup, gpus=gpus), "fsdp", precision).fits(memory_bytes):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from hpcaccel.launch.arguments import Arguments
 from hpcaccel.launch.flags import spelled
 from hpcaccel.launch.group_size import GroupSize
 
-__all__ = ["ELASTIC", "ELASTIC_AGENT", "TORCHRUN", "agent_command", "free_port", "needs_agent", "rendezvous"]
+__all__ = ["ELASTIC", "ELASTIC_AGENT", "TORCHRUN", "agent_command", "needs_agent", "rendezvous"]
 
 ELASTIC_AGENT = "hpcaccel.launch.elastic_agent"
 """The program that starts one machine's ranks."""
@@ -27,9 +26,6 @@ TORCHRUN = ("nproc_per_node", "nnodes", "standalone", "rdzv_backend", "rdzv_endp
 """Options of torchrun. A user who sets one expects torchrun's variables, even for a single rank."""
 _PARADIGMS = ("multi_gpu", "multi_device", "use_fsdp", "use_deepspeed", "use_parallelism_config")
 DEFAULT_PORT = 29_500
-_PORTS = range(10_000, 32_768)
-"""Ports that the kernel does not use for connections to other machines (ip(7))."""
-_TRIES = 100
 
 
 def needs_agent(arguments: Arguments, options: Mapping[str, Any], size: GroupSize) -> bool:
@@ -37,7 +33,7 @@ def needs_agent(arguments: Arguments, options: Mapping[str, Any], size: GroupSiz
     given = arguments.values
     return (
         not size.is_one
-        or any(name in given for name in (*ELASTIC, *TORCHRUN))
+        or any(given.get(name, False) is not False for name in (*ELASTIC, *TORCHRUN))
         or any(options.get(name) for name in _PARADIGMS)
     )
 
@@ -49,7 +45,7 @@ def agent_command(
     passed = [spelled(name) for name in ("module", "no_python", "virtual_local_rank", "run_path") if options.get(name)]
     for name in (*ELASTIC, "rdzv_id"):
         value = options.get(name)
-        if value is not None and value is not True:  # switches are above
+        if value is not None and not isinstance(value, bool):  # switches are above
             passed.append(f"{spelled(name)}={value}")
     torchrun = [
         *(f"--nnodes={size.machines}", f"--nproc-per-node={size.per_machine}"),
@@ -112,12 +108,6 @@ def _port_of(environ: Mapping[str, str]) -> int | None:
     if not text.isdecimal():
         raise UserError(f"MASTER_PORT={text!r} must be a number")
     return int(text)
-
-
-def free_port() -> int:
-    """A port that no program on this machine uses, chosen at random."""
-    dice = random.SystemRandom()
-    return next((port for port in (dice.choice(_PORTS) for _ in range(_TRIES)) if _is_free(port)), DEFAULT_PORT)
 
 
 def _is_free(port: int) -> bool:

@@ -119,7 +119,7 @@ def _can_shard_again(session: TrainingSession, model: nn.Module) -> bool:
 
 
 def is_dispatched(model: nn.Module) -> bool:
-    """Whether another library has distributed the model's layers over several devices."""
+    """Whether a device map has distributed the model's layers over several devices."""
     return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
 

@@ -78,6 +78,8 @@ def test_task_of_a_step_and_rank_of_mpirun_become_the_program() -> None:
     assert plan("t.py", task).command == [PYTHON, "t.py"]
     assert plan("--num-processes 2 --mixed-precision bf16 t.py", task).environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
     assert "one of 2 processes that srun or mpirun started" in refusal("--num-processes 8 t.py", task)
+    mpi = {**ALONE, "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_RANK": "0", "SLURM_NTASKS": "1"}
+    assert "one of 4 processes that srun or mpirun started" in refusal("--num-processes 8 t.py", mpi)
     assert plan("t.py", {**ALONE, "PMI_SIZE": "16", "PMI_RANK": "3"}).command == [PYTHON, "t.py"]
     assert plan("t.py", {**ALONE, "RANK": "0", "HPCACCEL_RUN_DIR": "/r", "WORLD_SIZE": "2"}).command == [PYTHON, "t.py"]
 

@@ -95,6 +95,10 @@ def test_address_of_machine_0_may_come_from_the_environment() -> None:
     assert torchrun(plan("--nnodes 2 --master-addr b t.py", env))[3] == "--master-addr=b"
 
 
+def test_switch_that_is_off_is_not_passed_to_torchrun() -> None:
+    assert not [word for word in torchrun(plan("--num-processes 2 --run-path=false t.py")) if "run" in word]
+
+
 def test_port_is_free_unless_it_is_given() -> None:
     assert "--standalone" in torchrun(plan("--num-processes 2 --main-process-port 0 t.py"))
     assert torchrun(plan("--num-processes 2 --main-process-port 23456 t.py"))[2:] == [

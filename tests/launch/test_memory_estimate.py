@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.launch.estimate_source import _gpu_type
 from hpcaccel.launch.memory_estimate import (
     OPTIMIZERS,
     RESERVE_BYTES,
@@ -20,6 +21,7 @@ from hpcaccel.launch.memory_estimate import (
     gpus_needed,
 )
 from hpcaccel.launch.model_size import Architecture, ModelSize, ModelTensor
+from hpcaccel.spec import JobSpec
 
 PROGRAM = Path(__file__).parent / "programs" / "state_bytes.py"
 SEVEN_B = Architecture(layers=32, hidden=4096, heads=32, vocabulary=32000, longest_sequence=4096)
@@ -252,3 +254,12 @@ def test_activations_of_a_real_model_are_roughly_those_of_the_formula(precision:
     estimated = activation_bytes(Architecture(4, 128, 4, 500, 256), TrainingSetup(batch=2), precision)
     assert estimated is not None
     assert 0.65 * measured < estimated < 1.1 * measured
+
+
+@pytest.mark.parametrize(
+    ("slurm", "kind"),
+    [({"gpus_per_node": "a100:4"}, "a100"), ({"gres": "gpu:a100:4,nvme:2"}, "a100"), ({"gres": "gpu:2"}, None)],
+)
+def test_type_of_gpu_that_a_spec_requests(slurm: dict[str, str], kind: str | None) -> None:
+    values = {"name": "x", "entrypoint": {"command": ["true"]}, "slurm": {"ntasks_per_node": 1, **slurm}}
+    assert _gpu_type(JobSpec.model_validate(values)) == kind

@@ -24,7 +24,7 @@ from hpcaccel.runtime.accelerator import Accelerator
 from hpcaccel.runtime.deepspeed import engine_wrappers
 from hpcaccel.runtime.deepspeed.json_config import AUTO, HfDeepSpeedConfig, fill
 from hpcaccel.runtime.deepspeed.plugin import DeepSpeedPlugin
-from hpcaccel.runtime.deepspeed.plugin_choice import active_plugin, choose_plugin
+from hpcaccel.runtime.deepspeed.plugin_choice import active_plugin, choose_plugin, select_plugin
 from hpcaccel.runtime.launch_env import settings_from_env
 from hpcaccel.runtime.settings import Settings
 
@@ -369,6 +369,11 @@ def test_stop_ends_all_ranks_at_one_step_and_the_spec_chooses_the_engine(whole: 
     found = result(train(run=run, attempt=2, terminate=int(saved.name[-8:])))
     assert found["first"] == int(saved.name[-8:]) >= 2
     assert found["rates"]["6"] == whole["rates"]["6"]
+
+
+def test_no_plugin_can_be_selected_of_none() -> None:
+    with pytest.raises(RuntimeMisuse, match="there are: none"):
+        select_plugin({})
 
 
 def test_what_does_not_combine_is_refused() -> None:

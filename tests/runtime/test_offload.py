@@ -517,6 +517,8 @@ def test_hooks_get_all_arguments_and_are_removed() -> None:
     add_hook_to_module(module, Add())
     add_hook_to_module(module, Add(), append=True)
     assert module(torch.tensor(5), factor=1).item() == 5 * 4 + 2
+    add_hook_to_module(module, Add(), append=True)
+    assert [type(hook) for hook in module._hf_hook.hooks] == [Add] * 3, "readers look at one level"
     remove_hook_from_submodules(module)
     assert module(torch.tensor(5), factor=1).item() == 5
     assert "forward" not in module.__dict__

@@ -49,7 +49,7 @@ class PreparedObjects:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds only a part of the parameters, so that no rank can save or load alone."""
+        """Whether no rank can save or load alone: each holds only a part, or DeepSpeed's engine writes the files."""
         if self.attached is not None:
             return True
         return any(is_dtensor(parameter) for model in self.models for parameter in model.parameters())

@@ -34,7 +34,7 @@ def select_plugin(given: Any, name: str | None = None) -> None:
     Raises:
         RuntimeMisuse: there is no plugin with this name.
     """
-    wanted = plugin_named(given, next(iter(given)) if name is None and isinstance(given, dict) else name)
+    wanted = plugin_named(given, next(iter(given), None) if name is None and isinstance(given, dict) else name)
     for plugin in given.values() if isinstance(given, dict) else ():
         plugin._selected = False
     wanted.select(_from_accelerator_state=True)

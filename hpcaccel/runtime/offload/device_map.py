@@ -149,7 +149,7 @@ def infer_auto_device_map(
             residual connection.
         dtype: dtype in which the weights will be loaded.
         special_dtypes: dtypes of single tensors, by name.
-        verbose: whether to print each step.
+        verbose: whether to print the device of each part.
         clean_result: whether the entries of a module whose parts are all on one device are merged into one.
         offload_buffers: whether buffers of offloaded modules will be offloaded, too.
         fallback_allocation: whether a device on which the next module does not fit gets a later, smaller one.

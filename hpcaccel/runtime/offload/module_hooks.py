@@ -132,7 +132,7 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
     present = getattr(module, "_hf_hook", None)
     if append and present is not None:
         remove_hook_from_module(module)
-        hook = SequentialHook(present, hook)
+        hook = SequentialHook(*getattr(present, "hooks", (present,)), hook)
     attributes: Any = module
     forward: Any = module._old_forward if present is not None and hasattr(module, "_old_forward") else module.forward
     attributes._old_forward = forward
@@ -245,7 +245,7 @@ class LayerwiseCastingHook(ModelHook):
     """Stores the weights of a module in one dtype, and computes in another.
 
     Args:
-        storage_dtype: dtype of the weights outside of ``forward``.
+        storage_dtype: dtype of the weights outside of ``forward``, unless it has raised an error.
         compute_dtype: dtype of the weights inside ``forward``.
         non_blocking: whether the casts are asynchronous, where the device can do this.
     """
