@@ -44,7 +44,7 @@ slurm:  ## Debian packages of the development cluster and of tests (only as root
 	else echo "no Slurm here and no way to install it: cluster tests will be skipped" >&2; fi
 
 test: venv slurm  ## All tests, those on a real Slurm included
-	$(BIN)/pytest -n 4 --dist worksteal -m 'not chaos' tests
+	$(BIN)/pytest -n 4 --dist worksteal -m 'not chaos' --durations=40 --durations-min=5 tests
 
 FAST := not cluster and not chaos and not slow
 

@@ -12,9 +12,9 @@ def main() -> None:
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
 
-    from hpcaccel.cli.main import app
+    from hpcaccel.cli.main import main as run_program
 
-    app(prog_name="hpcaccel")
+    run_program()
 
 
 if __name__ == "__main__":

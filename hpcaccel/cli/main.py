@@ -8,40 +8,23 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Annotated, Any, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 from typer.core import TyperGroup
 from typer.models import CommandInfo, TyperInfo
 
 import hpcaccel
-from hpcaccel.cli import (
-    checkpoint,
-    cluster,
-    config,
-    estimate_memory,
-    init,
-    launch,
-    plan,
-    ranks,
-    run,
-    runs,
-    selftest,
-    spec,
-    steer,
-    submit,
-    sweep,
-)
 from hpcaccel.cli.output import EXIT_INTERRUPTED, note, os_error_message, show_message
-from hpcaccel.cli.remote import server
 from hpcaccel.cli.remote.forward import COMMAND_LINE, Effect, forwarded
 from hpcaccel.cli.root_help import NOT_OURS, write_commands, write_examples
 from hpcaccel.core.progress_notes import SHOW_NOTE
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
-__all__ = ["app"]
+__all__ = ["main", "program"]
 
 EXIT_BROKEN_PIPE = 128 + 13
 """Exit code that a shell reports for a program killed by SIGPIPE."""
@@ -124,25 +107,73 @@ def _fail(messages: list[str], exit_code: int, *, hints: list[str] | None = None
     raise typer.Exit(exit_code) from None
 
 
+class CommandSource(NamedTuple):
+    """Where a command is defined."""
+
+    module: str
+    """Module of ``hpcaccel.cli``. It is imported when the command is needed."""
+    attribute: str
+    effect: Effect | None = None
+    """If not None, the command is forwarded to the cluster of its run; see ``forward``."""
+    hidden: bool = False
+
+
+COMMANDS = {
+    "init": CommandSource("init", "init"),
+    "schema": CommandSource("spec", "schema"),
+    "validate": CommandSource("spec", "validate"),
+    "render": CommandSource("spec", "render"),
+    "plan": CommandSource("plan", "plan"),
+    "submit": CommandSource("submit", "submit"),
+    "run": CommandSource("run", "run"),
+    "logs": CommandSource("ranks", "logs"),
+    "plot": CommandSource("runs", "plot"),
+    "pull": CommandSource("steer", "pull"),
+    "shell": CommandSource("ranks", "shell"),
+    "env": CommandSource("config", "env"),
+    "status": CommandSource("runs", "status", "reads"),
+    "list": CommandSource("runs", "list_", "reads"),
+    "wait": CommandSource("runs", "wait", "follows"),
+    "explain": CommandSource("runs", "explain", "reads"),
+    "clean": CommandSource("steer", "clean", "changes"),
+    "report": CommandSource("runs", "report", "reads"),
+    "stop": CommandSource("steer", "stop", "changes"),
+    "save": CommandSource("steer", "save", "changes"),
+    "resume": CommandSource("steer", "resume", "changes"),
+    "cancel": CommandSource("steer", "cancel", "changes"),
+    "stacks": CommandSource("ranks", "stacks", "changes"),
+    "launch": CommandSource("launch", "launch"),
+    "test": CommandSource("selftest", "selftest"),
+    "estimate-memory": CommandSource("estimate_memory", "estimate_memory"),
+    "answer": CommandSource("remote.server", "answer", hidden=True),
+}
+GROUPS = ("cluster", "sweep", "checkpoint", "config")
+"""Groups of commands: the ``app`` of the module of ``hpcaccel.cli`` with the same name."""
+
+
 class Program(typer.Typer):
-    """The root app. Builds only the commands that a command line needs: building all takes longer than many run."""
+    """The root app. It has only the commands that a command line needs: building all takes longer than many run."""
 
-    def __call__(self, args: Sequence[str] | None = None, **options: Any) -> Any:
-        return super(Program, self._reduced_for(sys.argv[1:] if args is None else args)).__call__(args, **options)
+    def add(self, name: str) -> None:
+        """Add the command or the group ``name``."""
+        if name in GROUPS:
+            self.add_typer(import_module(f"hpcaccel.cli.{name}").app, name=name)
+            return
+        entry = COMMANDS[name]
+        module = import_module(f"hpcaccel.cli.{entry.module}")
+        function = getattr(module, entry.attribute)
+        if entry.effect is not None:
+            function = forwarded([name], function, effect=entry.effect)
+        cls = module.LaunchCommand if name == "launch" else None
+        self.command(name, cls=cls, hidden=entry.hidden)(function)
 
-    def _reduced_for(self, command_line: Sequence[str]) -> Program:
-        """A copy with the one command that is named; for the help page, with all commands without their parameters."""
-        if COMPLETION_VARIABLE in os.environ or list(command_line[:1]) == ["answer"]:  # it runs the other commands
-            return self
+    def without_parameters(self) -> Program:
+        """A copy for the help page: all commands and groups, without their parameters and commands."""
         reduced = copy(self)
-        if not command_line or list(command_line) in (["--help"], ["-h"]):
-            groups = [CommandInfo(group.name, help=_group_help(group)) for group in self.registered_groups]
-            reduced.registered_commands = [_without_parameters(info) for info in (*self.registered_commands, *groups)]
-            reduced.registered_groups = []
-            return reduced
-        reduced.registered_commands = [info for info in self.registered_commands if info.name == command_line[0]]
-        reduced.registered_groups = [group for group in self.registered_groups if group.name == command_line[0]]
-        return reduced if reduced.registered_commands or reduced.registered_groups else self
+        groups = [CommandInfo(group.name, help=_group_help(group)) for group in self.registered_groups]
+        reduced.registered_commands = [_without_parameters(info) for info in (*self.registered_commands, *groups)]
+        reduced.registered_groups = []
+        return reduced
 
 
 def _without_parameters(info: CommandInfo) -> CommandInfo:
@@ -157,24 +188,12 @@ def _group_help(group: TyperInfo) -> str:
     return str(group.typer_instance.info.help) if group.typer_instance is not None else ""
 
 
-app = Program(
-    name="hpcaccel",
-    cls=Commands,
-    help="Train on a Slurm cluster from one YAML file, with exact resume after preemption.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"hpcaccel {hpcaccel.__version__}")
         raise typer.Exit()
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
@@ -183,45 +202,33 @@ def _options(
     pass
 
 
-for command in (
-    init.init,
-    spec.schema,
-    spec.validate,
-    spec.render,
-    plan.plan,
-    submit.submit,
-    run.run,
-    ranks.logs,
-    runs.plot,
-    steer.pull,
-    ranks.shell,
-    config.env,
-):
-    app.command(command.__name__.rstrip("_"))(command)
+def program(names: Iterable[str] = (*COMMANDS, *GROUPS)) -> Program:
+    """The program with these commands and groups; by default all."""
+    made = Program(
+        name="hpcaccel",
+        cls=Commands,
+        help="Train on a Slurm cluster from one YAML file, with exact resume after preemption.",
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(_options)
+    for name in names:
+        made.add(name)
+    return made
 
-_EFFECTS: dict[Callable[..., None], Effect] = {
-    runs.status: "reads",
-    runs.list_: "reads",
-    runs.wait: "follows",
-    runs.explain: "reads",
-    steer.clean: "changes",
-    runs.report: "reads",
-    steer.stop: "changes",
-    steer.save: "changes",
-    steer.resume: "changes",
-    steer.cancel: "changes",
-    ranks.stacks: "changes",
-}
-for function, effect in _EFFECTS.items():
-    name = function.__name__.rstrip("_")
-    app.command(name)(forwarded([name], function, effect=effect))
 
-app.command("launch", cls=launch.LaunchCommand)(launch.launch)
-app.command("test")(selftest.selftest)
-app.command("estimate-memory")(estimate_memory.estimate_memory)
-app.command("answer", hidden=True)(server.answer)
+def program_for(command_line: Sequence[str]) -> Program:
+    """The program with what ``command_line`` (without the program's name) needs."""
+    if COMPLETION_VARIABLE in os.environ:
+        return program()
+    if not command_line or list(command_line) in (["--help"], ["-h"]):
+        return program().without_parameters()
+    first = command_line[0]
+    runs_others = first == "answer"
+    return program() if runs_others or first not in (*COMMANDS, *GROUPS) else program([first])
 
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(config.app, name="config")
+
+def main(command_line: Sequence[str] | None = None) -> None:
+    program_for(sys.argv[1:] if command_line is None else command_line)(command_line, prog_name="hpcaccel")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import SpecError
-from hpcaccel.spec.job.job_spec import ComponentSlurmSection
+from hpcaccel.spec.job.component_fields import ComponentSlurmSection
 from hpcaccel.spec.job.slurm import SlurmSection
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _components(spec: JobSpec, left_out: Sequence[str]) -> list[list[tuple[str, 
     found = []
     for name in spec.components:
         options = [option for option in _nodes(spec.of_component(name), left_out) if option[0] not in jobs_own]
-        # Without --export, Slurm would store the submitter's whole environment with each component, secrets included.
+        # Without --export, Slurm would store the submitter's whole environment with each component, including secrets.
         # A component's processes get their environment from the batch script, as the ranks do.
         found.append([*options, _requeue(spec), ("export", "NONE")])
     return found

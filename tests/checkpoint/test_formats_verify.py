@@ -147,7 +147,7 @@ def test_checkpoints_in_lists_those_of_a_run_and_refuses_other_paths(saved, tmp_
 
 
 def test_checkpoint_commands_do_not_import_torch(ours):
-    code = "import sys; from hpcaccel.cli.main import app; app(sys.argv[1:], standalone_mode=False); "
+    code = "import sys; from hpcaccel.cli.main import program; program()(sys.argv[1:], standalone_mode=False); "
     code += "sys.exit(int('torch' in sys.modules))"
     for command in ("verify", "show", "list"):
         subprocess.run([sys.executable, "-c", code, "checkpoint", command, str(ours)], check=True, capture_output=True)

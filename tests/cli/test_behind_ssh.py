@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 
-from hpcaccel.cli.main import app
+from hpcaccel.cli.main import program
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.records import RunRecord, to_dict
 from hpcaccel.spec.loading import workflow
@@ -142,7 +142,7 @@ def effect(there: Played, capfdbinary: Any) -> Any:
     def call(*args: str) -> tuple[Any, bytes]:
         there.requests.clear()
         with pytest.raises(SystemExit) as ended:
-            app(args=args, prog_name="hpcaccel")
+            program()(args=args, prog_name="hpcaccel")
         sent = []
         for request in there.requests:
             key = request.get("key")
@@ -162,7 +162,7 @@ def leaves(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, Any
         yield " ".join(words), command
 
 
-COMMANDS = dict(leaves(typer.main.get_command(app)))
+COMMANDS = dict(leaves(typer.main.get_command(program())))
 
 
 def call_of(name: str) -> list[str]:

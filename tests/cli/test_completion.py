@@ -19,7 +19,7 @@ def offered(shell: Shell, line: str) -> list[str]:
         "COMP_CWORD": str(len(words) - 1),
     }
     said = subprocess.run(
-        [sys.executable, "-c", "from hpcaccel.cli.main import app; app(prog_name='hpcaccel')"],
+        [sys.executable, "-c", "from hpcaccel.cli.main import main; main()"],
         cwd=shell.folder, env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     return said.stdout.split()

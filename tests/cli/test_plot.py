@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from hpcaccel.cli.main import app
+from hpcaccel.cli.main import program
 from tests.view.conftest import hand_made as hand_made
 
 pytest.importorskip("matplotlib")
@@ -28,7 +28,7 @@ def run(hand_made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def call(*words: str) -> Result:
-    return CliRunner().invoke(app, ["plot", *words])
+    return CliRunner().invoke(program(), ["plot", *words])
 
 
 @pytest.mark.parametrize(("out", "begins"), [("run.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.pdf", b"%PDF")])

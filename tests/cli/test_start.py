@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hpcaccel
-from hpcaccel.cli.main import app
+from hpcaccel.cli.main import program
 
 COMMANDS = [
     "init", "schema", "validate", "render", "plan", "submit", "run", "status", "list", "logs", "wait", "explain",
@@ -20,9 +20,9 @@ HEAVY = ("torch", "optuna", "fabric", "numpy", "submitit")
 
 RUN_AND_LIST = """
 import json, sys
-from hpcaccel.cli.main import app
+from hpcaccel.cli.main import main
 try:
-    app(sys.argv[1:])
+    main(sys.argv[1:])
 except SystemExit as end:
     assert not end.code, end.code
 print(json.dumps(sorted(sys.modules)))
@@ -74,7 +74,7 @@ def test_accelerate_commands_are_refused_with_their_replacement(shell, refused, 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command):
-    result = CliRunner().invoke(app, [command, "--help"])
+    result = CliRunner().invoke(program(), [command, "--help"])
     assert result.exit_code == 0
     assert "Usage:" in result.stdout
 
@@ -98,3 +98,9 @@ def test_version_option_prints_the_version(shell):
 
 def test_unknown_command_is_refused_with_the_closest_match(shell, refused):
     assert "Did you mean 'submit'" in refused(shell("sumbit"))
+
+
+def test_a_command_imports_no_other_commands_module(shell, spec):
+    loaded = modules_after(shell, "render", "job.yaml")
+    assert "hpcaccel.cli.spec" in loaded
+    assert not {"hpcaccel.cli.sweep", "hpcaccel.cli.launch", "hpcaccel.cli.runs"} & set(loaded)
