@@ -57,7 +57,7 @@ def list_(
     ],
     json: Json = False,
 ) -> None:
-    """List the checkpoints of a run or a directory, those of checkpoint.watch included."""
+    """List the checkpoints of a run or a directory, including those of checkpoint.watch."""
     from hpcaccel.submission.runs.checkpoints import find_place, find_watching_run
     from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched, print_checkpoints, put_aside
 

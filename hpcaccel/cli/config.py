@@ -202,6 +202,6 @@ def _write_default(mixed_precision: str, config_file: str | None) -> None:
     write_config_text(target, to_json(values))
     typer.echo(f"wrote {target}: {values['num_processes']} process{'' if values['num_processes'] == 1 else 'es'}")
     if "problem" in facts:
-        note(f"note: torch cannot be imported here, so the file says use_cpu: true ({facts['problem']})")
+        note(f"note: torch cannot be imported here, so the file sets use_cpu: true ({facts['problem']})")
     elif values["use_cpu"]:
-        note("note: there is no GPU here, so the file says use_cpu: true. On a login node, run this on a GPU node")
+        note("note: there is no GPU here, so the file sets use_cpu: true. On a login node, run this on a GPU node")

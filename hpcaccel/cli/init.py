@@ -216,8 +216,8 @@ _COMMAND = """\
   command: [echo, "hello from a rank"]"""
 
 _PLACEHOLDERS = """\
-  # This file was written without Slurm. On the cluster, `sinfo` lists the partitions and
-  # `sacctmgr show associations user=$USER` the accounts.
+  # No available partition was known when this file was written. On the cluster, `sinfo` lists the partitions
+  # and `sacctmgr show associations user=$USER` the accounts.
   # partition: gpu
   # account: my_project
   nodes: 1

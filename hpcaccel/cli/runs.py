@@ -193,7 +193,7 @@ def plot(
 
     out = out.expanduser().absolute()
     if not out.parent.is_dir():
-        raise UserError(f"the directory {out.parent} does not exist")
+        raise UserError(f"the directory {out.parent} does not exist: create it, or choose another --out")
     picture = io.BytesIO()
     one_run(find(run)).plot(metric or None).savefig(picture, format=out.suffix[1:])
     atomic_write(out, picture.getvalue())

@@ -5,7 +5,6 @@ Ledger, caps, ``status`` and ``report`` all use the figures that are computed he
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,17 +14,13 @@ from hpcaccel.core.metrics_reader import Line
 from hpcaccel.core.rank_records import Beat, Outcome, Progress, Timing
 from hpcaccel.core.records import AttemptEnd, AttemptStart, from_dict, to_dict
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.step_counter import read_counter
 from hpcaccel.errors import RunDirectoryError
 
-__all__ = ["STEP_COUNTER", "AttemptSteps", "LoggedSteps", "StepCount", "complete_timing", "count_steps", "read_steps"]
+__all__ = ["AttemptSteps", "LoggedSteps", "StepCount", "complete_timing", "count_steps", "read_steps"]
 
 _NOTHING_LOST = ("completed", "pruned")
 """End reasons after which the steps since the last checkpoint do not count as lost."""
-STEP_COUNTER = struct.Struct("<qdqd")
-"""Format of the step counter: the last step and its time (seconds since the epoch), stored twice. The copies differ
-while the file is being written."""
-LOOKS = 5
-"""Maximum number of reads of a counter whose two copies differ. A write makes them differ for nanoseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,19 +158,6 @@ def _by_heartbeat(
     if beat is None or timing is None or before is None or beat.step <= before[0]:
         return None
     return beat.step, min(beat.time, before[1] + (beat.step - before[0]) * (timing.step_seconds or 0.0))
-
-
-def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
-    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step. None if no
-    step is recorded, or if the two copies still differ after ``LOOKS`` reads (the rank was killed during a write)."""
-    for _ in range(LOOKS):
-        try:
-            *first, step, when = STEP_COUNTER.unpack(run.step_counter(attempt).read_bytes())
-            if step and first == [step, when]:
-                return step, when
-        except (OSError, struct.error):
-            return None  # no step yet, or the program does not use the runtime
-    return None
 
 
 def _read(kind: type[Any], path: Any) -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -28,6 +29,7 @@ __all__ = [
     "append_line",
     "atomic_write",
     "atomic_writer",
+    "file_system",
     "fsync_directory",
     "json_line",
     "lock_file",
@@ -35,6 +37,7 @@ __all__ = [
     "objects_in",
     "read_json",
     "read_lines",
+    "temporary_files",
     "write_all",
     "write_json",
 ]
@@ -70,7 +73,7 @@ def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, syn
 def atomic_writer(path: Path, *, mode: int = FILE_MODE, sync: bool = True) -> Iterator[IO[bytes]]:
     """Context manager (``with ... as file``) that replaces ``path`` at its end, as ``atomic_write`` does, with what was
     written to ``file``. After an exception, ``path`` is unchanged."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}.tmp")
+    temporary = _temporary(path, f"{os.getpid()}.{os.urandom(3).hex()}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(fd, "wb") as file:
@@ -84,6 +87,27 @@ def atomic_writer(path: Path, *, mode: int = FILE_MODE, sync: bool = True) -> It
         raise
     if sync:
         fsync_directory(path.parent)
+
+
+def _temporary(path: Path, mark: str) -> Path:
+    return path.with_name(f".{path.name}.{mark}.tmp")
+
+
+def temporary_files(path: Path) -> list[Path]:
+    """The temporary files of ``path``: of an ``atomic_writer`` that is writing, or whose process was killed."""
+    pattern = _temporary(Path(glob.escape(path.name)), "*").name
+    return sorted(path.parent.glob(pattern))
+
+
+def file_system(device: int) -> str | None:
+    """Type of the mounted file system with this device number, such as ``lustre``, from proc(5); None if unknown."""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            place, _, source = line.partition(" - ")
+            if place.split()[2:3] == [wanted]:
+                return source.partition(" ")[0]
+    return None
 
 
 def make_folder(path: Path, *, within: Path | None = None, mode: int = DIRECTORY_MODE) -> None:

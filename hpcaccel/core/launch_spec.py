@@ -16,7 +16,6 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
-    "RUN_DIR",
     "LaunchComponent",
     "LaunchContainer",
     "LaunchSpec",
@@ -29,9 +28,6 @@ __all__ = [
 ]
 
 R = TypeVar("R")
-
-RUN_DIR = "{run_dir}"
-"""Placeholder for the run's directory, in the program's arguments and in ``LaunchWatch.glob``."""
 
 
 @dataclass(frozen=True, kw_only=True)

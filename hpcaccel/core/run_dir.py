@@ -12,6 +12,7 @@ from hpcaccel.core.durable_files import DIRECTORY_MODE, append_line, read_lines
 from hpcaccel.errors import RunDirectoryError, UserError
 
 __all__ = [
+    "RUN_DIR",
     "RunDir",
     "cannot_make",
     "default_runs_dir",
@@ -21,6 +22,9 @@ __all__ = [
     "register",
     "state_home",
 ]
+
+RUN_DIR = "{run_dir}"
+"""Placeholder for the run's directory, in the program's arguments and in ``LaunchWatch.glob``."""
 
 
 def new_run_id(now: float | None = None) -> str:
@@ -205,7 +209,7 @@ class RunDir:
         return self.attempt(attempt) / "progress.json"
 
     def step_counter(self, attempt: int) -> Path:
-        """Step and time of rank 0's last step, twice, in binary (``attempt_steps.STEP_COUNTER``). Overwritten in place;
+        """Step and time of rank 0's last step, twice, in binary (``step_counter.FORMAT``). Overwritten in place;
         if the two copies differ, a write is in progress or was interrupted."""
         return self.attempt(attempt) / "step"
 

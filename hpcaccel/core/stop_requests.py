@@ -1,6 +1,6 @@
 """Requests in the run directory's ``control/``: to stop, to save, and to dump stacks.
 
-Requests are files, written by commands and by a sweep for its trials. The supervisor, for saves rank 0, polls the
+Requests are files, written by commands and by a sweep for its trials. The supervisor (rank 0 for saves) polls the
 folder and renames a file once its request is honoured. The folder is always listed, and single names are never looked
 up, because NFS clients may cache a name's absence for a while.
 """
@@ -202,7 +202,7 @@ class SaveRequests:
         self._begun = self._names
 
     def mark_honoured(self) -> None:
-        """Mark the requests as honoured that were listed at ``save_begins``, after the save."""
+        """Mark the requests that were listed at ``save_begins`` as honoured, after the save."""
         names, self._begun = self._begun, ()
         for name in names:
             self._honoured.add(name)  # a file that cannot be renamed is not honoured again

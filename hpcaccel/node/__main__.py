@@ -71,7 +71,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _batch_step(arguments: list[str]) -> int | None:
     """Run a subcommand of the batch step, or of a process that it starts on its own node. Returns the exit code, or
-    None if ``arguments`` is no such subcommand."""
+    None if ``arguments`` is not such a subcommand."""
     match arguments:
         case ["batch", "supervise", directory]:
             from hpcaccel.node.batch import run_batch
@@ -116,7 +116,7 @@ def _supervise_trial(report_to: int) -> NoReturn:
 
 def _ranks(arguments: list[str]) -> None:
     """Run the subcommand of a shim, which execs a rank, torchrun, a component or a rank of the full preflight check.
-    Returns only if ``arguments`` is no such subcommand."""
+    Returns only if ``arguments`` is not such a subcommand."""
     match arguments:
         case ["rank", directory]:
             from hpcaccel.node.rank import become_program
@@ -138,7 +138,7 @@ def _ranks(arguments: list[str]) -> None:
 
 def _node_steps(arguments: list[str]) -> int | None:
     """Run the subcommand of a step on the nodes before or after the ranks, which prints results as JSON lines. Returns
-    the exit code, or None if ``arguments`` is no such subcommand."""
+    the exit code, or None if ``arguments`` is not such a subcommand."""
     match arguments:
         case ["import-image", directory, runtime]:
             from hpcaccel.node.environment.containers import import_for

@@ -21,18 +21,14 @@ import dataclasses
 import json
 import logging
 import os
-import re
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
-from hpcaccel.checkpoint_files.watched import SavedCheckpoint, newest_saved
+from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.durable_files import make_folder, read_json
-from hpcaccel.core.launch_spec import RUN_DIR
 from hpcaccel.core.log import log_always, set_log_file
 from hpcaccel.core.records import AttemptStart
-from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import JobStatus
 from hpcaccel.node.batch import WATCHED
 from hpcaccel.node.decision import Evidence, Verdict, decide
@@ -73,7 +69,7 @@ class Attempt:
     def run(self) -> Verdict:
         """Start the ranks and watch them until they have ended. Returns the verdict."""
         job = self.job
-        self._prepare_submitit()
+        job.prepare_submitit()
         job.scheduler.refresh()
         line = self.begin()
         size = f"ranks: {job.launch.ranks}, nodes: {len(job.placement.nodes)}"
@@ -112,7 +108,7 @@ class Attempt:
             ranks=job.launch.ranks,
             checkpoint=newest.name if newest else None,
             checkpoint_step=newest.step if newest else None,
-            resume_args=[] if newest is None else _filled(job.launch.resume_args, newest, job.run),
+            resume_args=[] if newest is None else job.resume_args(newest),
             queued_at=job.scheduler.queued_at,
             allocated_at=job.scheduler.allocated_at,
         )
@@ -136,17 +132,6 @@ class Attempt:
         )
 
     # -- before the ranks -----------------------------------------------------------------------------------------
-
-    def _prepare_submitit(self) -> None:
-        """In a run of a Python function: remove the results of earlier attempts, which submitit would accept, and link
-        the pickle under this job's ID, for which submitit waits. A killed submit command may not have made the link."""
-        run = self.job.run
-        if not self.job.launch.callable:
-            return
-        for path in run.submitit.glob("*_result.pkl"):
-            path.unlink()
-        with suppress(FileExistsError):
-            run.submitit.joinpath(f"{self.job.allocation.job_id}_submitted.pkl").symlink_to(run.call.name)
 
     def _prepare_nodes(self) -> Verdict | None:
         """Check the disk, import the image, check the nodes, stage the data. Returns None if the ranks may start, else
@@ -257,7 +242,7 @@ class Attempt:
                 excludable=excludable,
                 spare=spare,
                 has_checkpoint=newest_saved(job.run, job.ledger.ends) is not None,
-                results=self._has_results(),
+                results=job.has_results(),
             )
         )
         if verdict.decision in ("restart", "requeue"):
@@ -306,17 +291,3 @@ class Attempt:
         )
         # Mask secrets before text is appended: a truncated secret is recognised only at the end of a text.
         return dataclasses.replace(failure, detail=self.job.mask(failure.detail))
-
-    def _has_results(self) -> bool:
-        run, launch = self.job.run, self.job.launch
-        return launch.callable and len(list(run.submitit.glob("*_result.pkl"))) >= launch.ranks
-
-
-def _filled(resume_args: Sequence[str], newest: SavedCheckpoint, run: RunDir) -> list[str]:
-    """``resume_args`` with its placeholders replaced by the path and step of ``newest`` and by the run's directory."""
-    path = newest.name if newest.path is None else str(newest.path)
-    if newest.step is None and any("{step}" in word for word in resume_args):
-        log.warning("entrypoint.resume_args are left out: the step of %s is unknown", path)
-        return []
-    values = {"{newest}": path, "{step}": "" if newest.step is None else str(newest.step), RUN_DIR: str(run.path)}
-    return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) for word in resume_args]

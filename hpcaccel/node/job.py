@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from hpcaccel.checkpoint_files.watched import SavedCheckpoint
 from hpcaccel.core.attempt_steps import complete_timing
 from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.log import Mask
 from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd
-from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node.allocation import Allocation
 from hpcaccel.node.allocation.scheduler_view import SchedulerView
@@ -50,6 +53,31 @@ class Job:
     def __post_init__(self) -> None:
         self.placement = Placement(self.run, self.launch, self.allocation)
         self.mask = Mask.of(self.run)
+
+    def prepare_submitit(self) -> None:
+        """In a run of a Python function: remove the results of earlier attempts, which submitit would accept, and link
+        the pickle under this job's ID, for which submitit waits. A killed submit command may not have made the link."""
+        if not self.launch.callable:
+            return
+        for path in self.run.submitit.glob("*_result.pkl"):
+            path.unlink()
+        with suppress(FileExistsError):
+            self.run.submitit.joinpath(f"{self.allocation.job_id}_submitted.pkl").symlink_to(self.run.call.name)
+
+    def has_results(self) -> bool:
+        """In a run of a Python function: whether every rank has written its result."""
+        return self.launch.callable and len(list(self.run.submitit.glob("*_result.pkl"))) >= self.launch.ranks
+
+    def resume_args(self, newest: SavedCheckpoint) -> list[str]:
+        """``entrypoint.resume_args`` with its placeholders replaced by the path and step of ``newest`` and by the run's
+        directory; [] if the step is needed but unknown."""
+        words, path = self.launch.resume_args, newest.name if newest.path is None else str(newest.path)
+        if newest.step is None and any("{step}" in word for word in words):
+            log.warning("entrypoint.resume_args are left out: the step of %s is unknown", path)
+            return []
+        step = "" if newest.step is None else str(newest.step)
+        values = {"{newest}": path, "{step}": step, RUN_DIR: str(self.run.path)}
+        return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) for word in words]
 
     def end_line(
         self,

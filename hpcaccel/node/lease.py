@@ -25,7 +25,7 @@ def acquire(run: RunDir, *, job_id: str, restart_count: int, trusted: bool = Fal
     """Take the lease. If a supervisor ended without releasing it, take it over.
 
     Args:
-        trusted: do not check in the run's record that this job belongs to the run, because the caller knows it does.
+        trusted: do not check in the run's record that this job belongs to the run, because the caller has checked it.
 
     Raises:
         RunBusy: another supervisor of the run is alive; or this job does not belong to the run, and a job of the run

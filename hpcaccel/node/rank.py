@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcaccel.core.durable_files import write_json
-from hpcaccel.core.launch_spec import RUN_DIR, LaunchSpec, read_launch
+from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.records import PROTOCOL
-from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.allocation import SLOT, Slot
 from hpcaccel.slurm import hostlist

@@ -161,7 +161,7 @@ class Supervisor:
             return exit_code_of(verdict)
 
     def give_up(self, why: str) -> int:
-        """Record that the supervisors of this batch step keep being killed, and requeue the job if the verdict says so.
+        """Record that the supervisors of this batch step keep being killed, and requeue the job if that is the verdict.
         Returns the batch step's exit code."""
         self._close_lost(given_up=why)
         if (code := self._code_if_over()) is not None:

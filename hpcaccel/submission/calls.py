@@ -99,7 +99,9 @@ class ProgramStub:
     run_directory: str
 
     def __call__(self) -> None:
-        raise HpcaccelError(f"this pickle of {self.run_directory} is a placeholder: ranks start the program directly")
+        raise HpcaccelError(
+            f"the pickle in {self.run_directory} is a placeholder for submitit: the ranks start the program directly"
+        )
 
 
 def pickle_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

@@ -72,10 +72,12 @@ def extend(sweep: SweepDir, top: int, *, settings: Sequence[str] = ()) -> list[C
             continue.
 
     Raises:
-        UserError: there are no trials to continue.
+        UserError: there are no trials to continue, or ``top`` is less than 1.
         SpecError: a setting is not valid, or is a parameter of the sweep.
         RunDirectoryError: a trial's checkpoint cannot be pinned, or the journal cannot be written.
     """
+    if top < 1:
+        raise UserError(f"extend: top is {top}, the number of best points to continue: pass 1 or more")
     spec = read_definition(sweep).spec
     for text in settings:
         _refuse_parameter(spec, text)

@@ -233,7 +233,7 @@ class Sweep:
             The queued trials, and the jobs of the new workers (None if none were started).
 
         Raises:
-            UserError: there are no trials to continue, or the budget is used up.
+            UserError: there are no trials to continue, ``top`` is less than 1, or the budget is used up.
             SpecError: a setting is not valid, or is a parameter of the sweep.
             RunDirectoryError, RunBusy, ClusterError, SlurmCommandError: as for :meth:`resume`.
         """

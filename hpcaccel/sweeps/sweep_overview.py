@@ -112,7 +112,7 @@ class SweepOverview:
     workers: dict[str, int]
     """Number of workers in each state."""
     gpu_hours: float
-    """Usage of all allocations so far, idle time included; without GPUs, each rank counts as one GPU."""
+    """Usage of all allocations so far, including idle time; without GPUs, each rank counts as one GPU."""
     max_gpu_hours: float | None
     seconds_left: float | None
     """Estimated time until ``max_trials`` or the budget is reached; None if it cannot be estimated."""

@@ -48,8 +48,8 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class StopTrials:
-    """Message that no further trial may start. The worker also stops the running trials, unless it has been asked to
-    let them finish."""
+    """Message that no further trial may start. The worker also stops the running trials, unless its request lets
+    them finish."""
 
     reason: str
     then: str = ""

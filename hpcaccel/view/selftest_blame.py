@@ -19,7 +19,8 @@ OUTLIERS = 10
 
 
 def blamed_for_links(links: Iterable[tuple[N, N]]) -> tuple[list[N], list[tuple[N, N]]]:
-    """The ends that explain the bad ``links``, and the links that remain, each of which may be the fault of both ends.
+    """The ends to blame for the bad ``links``, and the links that they do not explain, where either end may be at
+    fault.
 
     An end with several bad links is blamed for all of them, beginning with the end that has most. An end whose link to
     itself is bad is blamed, too.

@@ -52,7 +52,7 @@ def write_plot(sweep: Sweep, out: Path) -> Path:
     if out.suffix not in (".html", *PICTURES):
         raise UserError(f"{out.name!r} does not have a supported suffix (allowed: .html, {', '.join(PICTURES)})")
     if not out.parent.is_dir():
-        raise UserError(f"the directory {out.parent} does not exist")
+        raise UserError(f"the directory {out.parent} does not exist: create it, or choose another --out")
     _need_matplotlib()
     data = _gather(sweep)
     if not data.with_value("complete", "pruned"):

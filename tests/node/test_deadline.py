@@ -11,7 +11,7 @@ from hpcaccel.core.durable_files import append_line, write_json
 from hpcaccel.core.rank_records import Timing
 from hpcaccel.core.records import to_dict
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.stop_sequence import Pace, lead_seconds, patience_seconds, read_pace
+from hpcaccel.node.stop_timing import Pace, lead_seconds, patience_seconds, read_pace
 
 from .conftest import LocalRun, outcome
 

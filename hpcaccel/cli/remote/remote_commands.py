@@ -104,7 +104,7 @@ def plot_there(cluster: RemoteCluster, command: Sequence[str], out: Path) -> NoR
 
     out = out.expanduser().absolute()
     if not out.parent.is_dir():
-        raise UserError(f"directory {out.parent} does not exist")
+        raise UserError(f"the directory {out.parent} does not exist: create it, or choose another --out")
     with cluster:
         head, output = cluster.again(lambda: cluster.converse(request, lambda conversation: conversation.to_the_end()))
     print_bytes(err=output.get("err", b""))

@@ -94,7 +94,7 @@ class Allocation(Protocol):
         ...
 
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
-        """Those of ``nodes`` that can be excluded while a job on ``needed`` nodes can still start."""
+        """The ``nodes`` that can be excluded so that enough are left to start a job on ``needed`` nodes."""
         ...
 
     def step_state(self, job_id: str, step_id: str) -> JobState | None:

@@ -269,7 +269,9 @@ def _fetch(container: LaunchContainer, runtime: str, path: Path) -> None:
         os.rename(part, path)
     except FileNotFoundError:
         raise RankEnvironmentError(
-            f"cannot import container.image {container.image!r}: {command[0]} is not installed on {os.uname().nodename}"
+            f"cannot import container.image {container.image!r}: {command[0]} is not installed on "
+            f"{os.uname().nodename}. Load a module for it (environment.modules), or set "
+            "container.runtime to another runtime"
         ) from None
     finally:
         part.unlink(missing_ok=True)

@@ -48,12 +48,6 @@ class Cause:
     def in_error(self, text: str) -> bool:
         return any(re.search(pattern, text) for pattern in self.errors)
 
-    def in_line(self, text: str) -> re.Match[str] | None:
-        return next(filter(None, (re.search(pattern, text) for pattern in self.lines)), None)
-
-    def in_end(self, text: str) -> bool:
-        return any(re.match(pattern, text) for pattern in self.ends)
-
 
 _STEPD = (
     r"^(?:slurmstepd(?:-\S+)?: "  # up to 26.05

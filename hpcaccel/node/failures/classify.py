@@ -129,11 +129,15 @@ def _hang(run: RunDir, attempt: int) -> Iterator[_Trace]:
 
 def _in_lines(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Trace]:
     for row in CAUSES:
-        found = [(line, match) for line in lines if (match := row.in_line(line))] if row.lines else []
+        found = [(line, match) for line in lines if (match := _first_match(row.lines, line))] if row.lines else []
         if found:
             line, match = next((one for one in found if one[1].groupdict().get("node")), found[0])
             node = match.groupdict().get("node")
             yield _Trace(cause=row, text=line.strip()[:LONGEST], rank=rank, node=node)
+
+
+def _first_match(patterns: Sequence[str], line: str) -> re.Match[str] | None:
+    return next(filter(None, (re.search(pattern, line) for pattern in patterns)), None)
 
 
 def _of_enroot(lines: Sequence[str], *, rank: int | None = None) -> Iterator[_Trace]:
@@ -177,7 +181,7 @@ def _unseen_end(exit_code: int) -> RankEnd:
 def _in_ends(ends: Sequence[RankEnd], others: Sequence[_Trace], logs: Sequence[RankLog]) -> Iterator[_Trace]:
     explained = {trace.rank for trace in others if trace.rank is not None}
     for end in ends:
-        row = next((row for row in CAUSES if row.in_end(end.how)), cause("exit"))
+        row = next((row for row in CAUSES if any(re.match(one, end.how) for one in row.ends)), cause("exit"))
         if row.name in ("exit", "crashed") and (end.rank in explained or _only_follows(end, others)):
             continue
         yield _Trace(

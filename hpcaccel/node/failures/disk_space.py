@@ -146,7 +146,7 @@ def shortage(run: RunDir, *, needed: int = LEAST_BYTES, to_save: int = 0) -> Dis
 
     Args:
         needed: bytes that must be free in the file system of the run directory.
-        to_save: bytes that must be free in the file system of the checkpoints, which may be another one.
+        to_save: bytes that must be free in the file system of the checkpoints, which may differ from that of the run.
     """
     if not run.path.is_dir():
         return DiskShortage("run_directory_gone", f"{MOVED}: {run.path}")

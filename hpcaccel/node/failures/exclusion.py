@@ -46,7 +46,7 @@ class Exclusions:
         return sorted({one.node for one in self.nodes})
 
     def room_for(self, nodes: Sequence[str]) -> list[str]:
-        """Those of ``nodes`` that are not excluded now and can be excluded without exceeding ``max_excluded``."""
+        """The ``nodes`` that are not excluded now and can be excluded without exceeding ``max_excluded``."""
         active = self.active()
         new = [node for node in nodes if node not in active]
         return new[: max(0, self.limits.max_excluded - len(active))]

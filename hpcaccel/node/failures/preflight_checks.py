@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpcaccel.core.durable_files import file_system
 from hpcaccel.node.failures.disk_space import fsync
 
 __all__ = ["TOKEN", "WHERE", "check_node", "check_shared", "print_findings", "serve_connection_test"]
@@ -197,12 +198,9 @@ def _is_shared(folder: Path, run_dir: Path) -> bool:
         device = folder.stat().st_dev
         if device == run_dir.stat().st_dev:
             return True
-        name = f"{os.major(device)}:{os.minor(device)}"
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return False
-    kinds = [mount.partition(" - ")[2].split()[0] for mount in mounts if mount.split()[2] == name]
-    return any(kind.startswith(_NETWORK) for kind in kinds)
+    return (file_system(device) or "").startswith(_NETWORK)
 
 
 def _writable(folder: Path, called: str) -> Iterator[str]:

@@ -118,7 +118,7 @@ def _image(value: Any) -> str:
         raise ValueError("must not be empty")
     if is_image_path(text):
         if _SEPARATORS.search(text):
-            raise ValueError("contains ':' or ',', which container runtimes treat as the end of a path")
+            raise ValueError("contains ':' or ',', which container runtimes treat as the end of a path: rename it")
         return text
     if not _REFERENCE.fullmatch(text):
         raise ValueError(

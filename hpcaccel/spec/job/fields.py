@@ -235,7 +235,7 @@ def _plain(value: Any) -> Any:
 def _bounded(
     kind: type[int] | type[float], minimum: float = -math.inf, maximum: float = 2**62, *, above: float = -math.inf
 ) -> BeforeValidator:
-    """Validator for a number from ``minimum`` to ``maximum`` (both included) that is greater than ``above``."""
+    """Validator for a number from ``minimum`` to ``maximum`` (inclusive) that is greater than ``above``."""
     bound = f" of at least {minimum}" if minimum > -math.inf else f" above {above}" if above > -math.inf else ""
     bound += f" and at most {maximum}" if maximum < 2**62 else ""
     message = f"must be {'a whole number' if kind is int else 'a number'}{bound}"

@@ -70,7 +70,7 @@ class DeepSpeedSection(Section):
     )
     zero_stage: Annotated[Natural, AfterValidator(_zero_stage)] | None = Field(
         default=None,
-        description="What is sharded over the ranks. 1: optimizer states; 2: gradients, too; 3: parameters, too; 0: "
+        description="What is sharded over the ranks. 1: optimizer states; 2: also gradients; 3: also parameters; 0: "
         "nothing. Default: 2, or as in config_file.",
     )
     gradient_clipping: Positive | None = Field(
@@ -128,6 +128,11 @@ class RuntimeSection(Section):
         default=1,
         description="Number of neighbouring ranks that share each tensor, according to the program's plan "
         "(Accelerator(tp_plan=...)); they train on the same data.",
+    )
+    context_parallel_size: Count = Field(
+        default=1,
+        description="Number of neighbouring ranks that split the sequences of each batch "
+        "(accelerator.maybe_context_parallel in the program). With strategy fsdp they share the parameters, too.",
     )
     debug: Flag = Field(
         default=False,

@@ -6,12 +6,15 @@ import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch
+from hpcaccel.core.run_dir import RUN_DIR
 from hpcaccel.spec.job.fields import Conflict, Section, Word
+
+if TYPE_CHECKING:
+    from hpcaccel.core.launch_spec import LaunchWatch
 
 __all__ = ["PRESETS", "Pattern", "PresetName", "WatchSection", "pattern_of", "watch_setting"]
 
@@ -152,6 +155,8 @@ class WatchSection(Section):
         place = os.path.expanduser(pattern.glob)
         if not place.startswith(("/", RUN_DIR)):
             place = f"{glob.escape(workdir)}/{place}"
+        from hpcaccel.core.launch_spec import LaunchWatch  # `render` and `validate` need none of its classes
+
         return LaunchWatch(glob=place, complete=pattern.complete, step=pattern.step)
 
 

@@ -1,8 +1,8 @@
 """Layers of settings: reading a YAML file into a layer, and merging layers (profile, base files, file, overrides).
 
-Mappings are merged key by key; any other value, lists included, replaces the value of the lower layer. A spec can also
-come from standard input (``-``) or a FIFO (``<(…)``). A pipe can be read only once, so its contents are kept. Relative
-paths in a spec from a pipe are resolved against the current directory.
+Mappings are merged key by key; any other value, including a list, replaces the value of the lower layer. A spec can
+also come from standard input (``-``) or a FIFO (``<(…)``). A pipe can be read only once, so its contents are kept.
+Relative paths in a spec from a pipe are resolved against the current directory.
 """
 
 from __future__ import annotations

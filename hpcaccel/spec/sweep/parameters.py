@@ -14,7 +14,7 @@ from hpcaccel.spec.job.fields import Conflict, Flag, Section, Word
 from hpcaccel.spec.job.quantities import format_number
 from hpcaccel.spec.yaml12 import PlainScalar, resolve_plain
 
-__all__ = ["Parameter", "same", "values_of_condition"]
+__all__ = ["Parameter", "allowed_text", "condition_text", "same", "value_text", "values_of_condition"]
 
 MAX_CHOICES = 10_000
 
@@ -155,6 +155,28 @@ class Parameter(Section):
         bounds = self.int or self.float
         assert bounds is not None
         return bounds
+
+
+def allowed_text(parameter: Parameter) -> str:
+    """The values of a parameter in parentheses, to append to an error message."""
+    if parameter.choice is not None:
+        more = ", …" if len(parameter.choice) > 20 else ""
+        return f" (allowed: {', '.join(map(value_text, parameter.choice[:20]))}{more})"
+    low, high = parameter.range()
+    steps = f", in steps of {format_number(parameter.step)}" if parameter.step else ""
+    return f" ({parameter.kind} from {format_number(low)} to {format_number(high)}{steps})"
+
+
+def condition_text(parameter: Parameter) -> str:
+    """The conditions of a parameter, for an error message: ``args.optimizer sgd and args.depth 4 or 8``."""
+    return " and ".join(f"{name} {' or '.join(map(value_text, allowed))}" for name, allowed in parameter.when.items())
+
+
+def value_text(value: Any) -> str:
+    """A value of a parameter as it is written in YAML."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return format_number(value) if isinstance(value, int | float) else str(value)
 
 
 def _range_conflicts(values: Mapping[str, Any]) -> list[Conflict]:

@@ -19,7 +19,7 @@ from hpcaccel.spec.loading.expand import escape, expand
 from hpcaccel.spec.loading.layers import Layer, put
 from hpcaccel.spec.loading.overrides import setting_path
 from hpcaccel.spec.loading.problems import describe, did_you_mean
-from hpcaccel.spec.sweep.parameters import Parameter, same
+from hpcaccel.spec.sweep.parameters import Parameter, allowed_text, condition_text, same, value_text
 from hpcaccel.spec.sweep.points import MISSING, applies, contains, in_order, index_of, layer_of, value_at, values
 from hpcaccel.spec.sweep.sweep_fields import UNCONDITIONAL, SweepSection
 from hpcaccel.spec.yaml12 import KeyPath
@@ -160,7 +160,7 @@ def _possible(name: str, known: str, other: str, allowed: list[Any], parameter: 
         return False
     for value in allowed:
         if not contains(parameter, value):
-            report(place, f"{_text(value)} is not a value of {known}{_allowed(parameter)}")
+            report(place, f"{value_text(value)} is not a value of {known}{allowed_text(parameter)}")
             return False
     return True
 
@@ -197,7 +197,7 @@ def _tried(
         elif any(same(kept, other) for other in taken):
             report(
                 ("parameters", name, "choice", index),
-                f"{_text(value)} is listed twice: it is the same as an earlier choice",
+                f"{value_text(value)} is listed twice: it is the same as an earlier choice",
             )
         taken.append(kept)
         reported.append(message)
@@ -252,9 +252,9 @@ def _enqueued(
         name, value = given[known]
         kept = _refusal(layer, paths[known], value, base)[0] if parameter.choice is not None else value
         if not contains(parameter, kept):
-            report((*place, name), f"{_text(value)} is outside the search space{_allowed(parameter)}")
+            report((*place, name), f"{value_text(value)} is outside the search space{allowed_text(parameter)}")
         elif parameter.when.keys() <= result.keys() and not applies(parameter, result):
-            report((*place, name), f"does not apply at this point: it needs {_needs(parameter)}")
+            report((*place, name), f"does not apply at this point: it needs {condition_text(parameter)}")
         result[known] = _kept(parameter, kept)
     return result
 
@@ -265,25 +265,6 @@ def _kept(parameter: Parameter, value: Any) -> Any:
         return float(value) if isinstance(value, int) else value
     index = index_of(parameter, value)
     return value if index is None else every[index]
-
-
-def _allowed(parameter: Parameter) -> str:
-    if parameter.choice is not None:
-        more = ", …" if len(parameter.choice) > 20 else ""
-        return f" (allowed: {', '.join(map(_text, parameter.choice[:20]))}{more})"
-    low, high = parameter.range()
-    steps = f", in steps of {format_number(parameter.step)}" if parameter.step else ""
-    return f" ({parameter.kind} from {format_number(low)} to {format_number(high)}{steps})"
-
-
-def _needs(parameter: Parameter) -> str:
-    return " and ".join(f"{name} {' or '.join(map(_text, allowed))}" for name, allowed in parameter.when.items())
-
-
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return format_number(value) if isinstance(value, int | float) else str(value)
 
 
 # -- the sweep as a whole -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hpcaccel.errors import SpecError
 from hpcaccel.slurm import hostlist
 from hpcaccel.spec import ClusterProfile, JobSpec, spec_from_values
 from hpcaccel.spec.cluster.cluster_facts import Partition, SiteFacts, load_facts
-from hpcaccel.spec.job.job_spec import ComponentSlurmSection
+from hpcaccel.spec.job.component_fields import ComponentSlurmSection
 from hpcaccel.submission.clusters.checkpoint_checks import History, preemption, read_history, storage
 from hpcaccel.submission.clusters.findings import Finding, error, listed, located, nearest, warning, with_age
 from hpcaccel.submission.clusters.limits import accounts, array_size, groups, job_limits, partition_limits

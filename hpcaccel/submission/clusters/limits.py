@@ -35,7 +35,7 @@ def effective_qos(spec: JobSpec, facts: SiteFacts) -> Qos | None:
 
 
 def accounts(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
-    """Errors for the account, if AccountingStorageEnforce (slurm.conf(5)) is set; for the QOS, if that includes qos."""
+    """Errors for the account if AccountingStorageEnforce (slurm.conf(5)) is set, and for the QOS if it includes qos."""
     enforced = {word.lower() for word in facts.config.accounting_enforce}
     if not enforced or "none" in enforced:
         return

@@ -139,9 +139,11 @@ def _key_of(request: _Request, slurm: SlurmSection) -> str:
     by_request = {
         "gpus": ("gpus_per_node", "gpus_per_task", "gres"),
         "mem": ("mem", "mem_per_cpu", "mem_per_gpu"),
-        "cpus": ("cpus_per_gpu", "cpus_per_task", "ntasks_per_node"),
+        "cpus": ("cpus_per_task", "ntasks_per_node", "gpus_per_node", "gres"),
     }
     names = by_request[request.key]
+    if request.key == "cpus" and slurm.cpus_per_gpu is not None and slurm.node_gpus:
+        return "slurm.cpus_per_gpu"  # without GPUs it requests nothing
     return "slurm." + next((name for name in names if getattr(slurm, name) is not None), names[0])
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from hpcaccel.checkpoint_files import MANIFEST
 from hpcaccel.core.durable_files import DIRECTORY_MODE, FILE_MODE
 from hpcaccel.errors import ClusterError, RunDirectoryError
 from hpcaccel.submission.remote.archives import progress
@@ -125,7 +127,6 @@ def _link(target: Path, file: _File) -> None:
 
 
 def _fetch_all(cluster: RemoteCluster, run_id: str, target: Path, files: list[_File]) -> None:
-    left = {file.name: file for file in files}
     wrong: dict[str, int] = {}
     with progress() as shown:
         bar = shown.add_task(f"fetching {run_id} from {cluster.name}", total=sum(file.size for file in files))
@@ -133,13 +134,14 @@ def _fetch_all(cluster: RemoteCluster, run_id: str, target: Path, files: list[_F
         def advance(count: int) -> None:
             shown.advance(bar, count)
 
-        def once() -> None:
-            _fetch(cluster, run_id, target, left, advance, wrong)
-
-        while left:
-            cluster.again(once)
-            if bad := [name for name, times in wrong.items() if times >= _TRIES]:
-                raise ClusterError(f"{bad[0]} arrived with a wrong checksum {_TRIES} times. Pull again")
+        # A checkpoint counts as complete once it has its manifest, even here after an interrupted pull: manifests last.
+        for are_manifests in (False, True):
+            left = {one.name: one for one in files if (PurePosixPath(one.name).name == MANIFEST) is are_manifests}
+            once = partial(_fetch, cluster, run_id, target, left, advance, wrong)
+            while left:
+                cluster.again(once)
+                if bad := [name for name, times in wrong.items() if times >= _TRIES]:
+                    raise ClusterError(f"{bad[0]} arrived with a wrong checksum {_TRIES} times. Pull again")
 
 
 def _fetch(

@@ -50,7 +50,7 @@ class Origin:
     def may_vanish(self) -> bool:
         """Whether the run that saved the checkpoint may delete it before the new run starts.
 
-        This is so if the user cannot write to the checkpoint, and so cannot pin it.
+        True if the user cannot write to the checkpoint and therefore cannot pin it.
         """
         return self.run_id is not None and not os.access(self.path, os.W_OK)
 

@@ -121,7 +121,7 @@ def request_save(run: RunDir, *, slurm: Slurm | None = None) -> None:
     if not training:
         raise UserError(f"run {now.run_id} is {now.state}: there is nothing to save")
     if not _is_cooperative(training[0]):
-        raise UserError(f"run {now.run_id} has runtime.stop: signals: its program saves by itself, when it chooses to")
+        raise UserError(f"run {now.run_id} has runtime.stop: signals: its program decides when to save")
     for one in training:
         stop_requests.leave_save_request(one)
 

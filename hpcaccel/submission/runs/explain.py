@@ -14,7 +14,8 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.parsing import WaitingJob
 from hpcaccel.slurm.states import JobInfo, QueueEntry
 from hpcaccel.submission.jobs.run_state import read_facts, read_record
-from hpcaccel.submission.runs.scheduler_state import left_in_queue, meaning, sentence_on
+from hpcaccel.submission.runs.pending_reasons import meaning
+from hpcaccel.submission.runs.scheduler_state import left_in_queue, sentence_on
 from hpcaccel.submission.runs.status import RunStatus, status
 
 __all__ = ["ExplainedFact", "Explanation", "explain_run"]

@@ -23,7 +23,8 @@ from hpcaccel.slurm.states import JobState
 from hpcaccel.submission.jobs.job_submission import is_open_for
 from hpcaccel.submission.jobs.recovery import recover_now, submission_dir
 from hpcaccel.submission.jobs.run_state import RunState, read_facts, read_worker_facts
-from hpcaccel.submission.runs.scheduler_state import SchedulerJob, explain_reason, job_of, query_processes, query_slurm
+from hpcaccel.submission.runs.pending_reasons import explain_reason
+from hpcaccel.submission.runs.scheduler_state import SchedulerJob, job_of, query_processes, query_slurm
 
 __all__ = ["ACTIVE", "RunStatus", "State", "array_status", "status", "statuses"]
 

@@ -68,7 +68,8 @@ class BackgroundQuery:
 
     @classmethod
     def about(cls, run: RunDir, slurm: Slurm | None = None) -> BackgroundQuery:
-        """A query about ``run`` whose result is reused for as long as ``QUEUE_SECONDS`` says for the run's backend."""
+        """A query about ``run`` whose result is reused for the time that ``QUEUE_SECONDS`` has for the run's
+        backend."""
         first = [True]
 
         def query() -> RunStatus:

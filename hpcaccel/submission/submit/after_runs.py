@@ -82,7 +82,8 @@ def _resolve(
         )
     if record.cluster != cluster:
         raise SpecError(
-            f"after: {one}: run {other.run_id} is on cluster {record.cluster!r}, but this run is on cluster {cluster!r}"
+            f"after: {one}: run {other.run_id} is on cluster {record.cluster!r}, but this run is on cluster "
+            f"{cluster!r}. A run can wait only for runs of its own cluster"
         )
     now = status(RunDir(other.path), slurm)
     if not now.ended and not now.job_id:
