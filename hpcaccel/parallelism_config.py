@@ -1,6 +1,6 @@
 """Accelerate's import path for ``ParallelismConfig``."""
 
 from hpcaccel.runtime.compat.unsupported import __getattr__ as __getattr__
-from hpcaccel.runtime.handlers import ParallelismConfig
+from hpcaccel.runtime.parallelism_config import ParallelismConfig
 
 __all__ = ["ParallelismConfig"]

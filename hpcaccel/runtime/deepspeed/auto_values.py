@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.deepspeed.engine_wrappers import DummyOptim, DummyScheduler
 from hpcaccel.runtime.deepspeed.plugin import DeepSpeedPlugin
+from hpcaccel.runtime.parallelism_config import sequence_size
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.accelerator_setup import Setup
@@ -80,8 +81,8 @@ def fill_config(setup: Setup, plugin: DeepSpeedPlugin, parts: EngineParts) -> No
     """Replace each ``auto`` value of the configuration, and adopt its number of micro-batches.
 
     Raises:
-        RuntimeMisuse: a value cannot be computed; batch sizes do not fit; an optimizer or a scheduler is both in the
-            configuration and in the script, or has a placeholder and is in neither.
+        RuntimeMisuse: a value cannot be computed; batch sizes contradict each other; an optimizer or a scheduler is
+            both in the configuration and in the script, or has a placeholder and is in neither.
     """
     accumulation, config = setup.accumulation, plugin.deepspeed_config
     optimizer, scheduler = parts.optimizer, parts.scheduler
@@ -112,7 +113,8 @@ def fill_config(setup: Setup, plugin: DeepSpeedPlugin, parts: EngineParts) -> No
         raise RuntimeMisuse(
             f"train_batch_size is {config['train_batch_size']} in the DeepSpeed configuration, but "
             f"{values['train_micro_batch_size_per_gpu']} samples × {micro_batches} micro-batches × "
-            f"{setup.session.group.world_size} ranks are {wanted}: write auto in its place"
+            f"{wanted // (values['train_micro_batch_size_per_gpu'] * micro_batches)} ranks are {wanted}: write auto "
+            "instead"
         )
 
 
@@ -131,8 +133,8 @@ def _refuse_config(plugin: DeepSpeedPlugin, parts: EngineParts) -> None:
         stands_for_none = [one for one in items if isinstance(one, dummy) and not configured]
         if any(getattr(one, "lr_scheduler_callable", None) is None for one in stands_for_none):
             raise RuntimeMisuse(
-                f"{dummy.__name__} stands for the section {kind!r} of the DeepSpeed configuration, which has none. Add "
-                f"it, or create a torch {kind}"
+                f"{dummy.__name__} stands for the section {kind!r} of the DeepSpeed configuration, which is missing. "
+                f"Add it, or create a torch {kind}"
             )
     if isinstance(parts.optimizer, DummyOptim) and any(isinstance(one, LRScheduler) for one in parts.schedulers):
         raise RuntimeMisuse("with DummyOptim, use DummyScheduler: the engine creates the optimizer and its scheduler")
@@ -141,6 +143,7 @@ def _refuse_config(plugin: DeepSpeedPlugin, parts: EngineParts) -> None:
 def _sizes(setup: Setup, plugin: DeepSpeedPlugin, parts: EngineParts, micro_batches: int) -> Iterator[tuple[str, int]]:
     """Batch sizes, from the configuration or from the loaders in the same ``prepare``."""
     name, world_size = "train_micro_batch_size_per_gpu", setup.session.group.world_size
+    batches = world_size // sequence_size(setup.session.handlers.parallelism)  # that are trained on at the same time
     if not plugin.is_auto(name):
         size = plugin.get_value(name)
         if size is None:
@@ -156,7 +159,7 @@ def _sizes(setup: Setup, plugin: DeepSpeedPlugin, parts: EngineParts, micro_batc
             known = [size // world_size for size in known]
         size = min(known) if plugin.is_train_batch_min else max(known)
     yield name, size
-    yield "train_batch_size", size * micro_batches * world_size
+    yield "train_batch_size", size * micro_batches * batches
 
 
 def _sizes_of_model(plugin: DeepSpeedPlugin, model: nn.Module) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,6 @@
 """The files of DeepSpeed's engine in a checkpoint, and whole weights gathered from its shards.
 
-The engine writes its own format, with pickles, into the directory of a save. Our manifest lists these files with their
+The engine writes its own format, with pickles, into the directory of a save. The manifest lists these files with their
 CRCs. The engine reads them only after the CRCs have been checked, and through ``_CheckedFiles``, which lets the pickles
 create tensors, plain values and the few classes of DeepSpeed in ``_CLASSES``, and nothing else.
 """
@@ -75,8 +75,8 @@ class EngineFiles:
         """Check that the engine can load a checkpoint with this manifest.
 
         Raises:
-            CheckpointError: the checkpoint is not the engine's, has another ZeRO stage or was saved by another number
-                of ranks.
+            CheckpointError: the checkpoint is not the engine's, has another ZeRO stage or was saved by a different
+                number of ranks.
         """
         mesh = content.get("mesh") or {}
         if "attached" not in content:
@@ -101,7 +101,7 @@ class EngineFiles:
 
     def check(self, path: Path) -> None:
         """Check that a file with a pickle creates only tensors, plain values and objects of ``_CLASSES``. This is done
-        on all ranks before any loads: if one rank failed while it loads, the others would wait for it.
+        on all ranks before any loads: if one rank failed while loading, the others would wait for it.
 
         Raises:
             CheckpointError: the file contains anything else.

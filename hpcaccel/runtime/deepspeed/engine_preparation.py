@@ -22,10 +22,12 @@ from hpcaccel.runtime.deepspeed.engine_wrappers import (
 )
 from hpcaccel.runtime.deepspeed.plugin import DeepSpeedPlugin
 from hpcaccel.runtime.deepspeed.plugin_choice import active_plugin
+from hpcaccel.runtime.deepspeed.sequence_parallel import replace_attention
 from hpcaccel.runtime.parallel import compiling
 from hpcaccel.runtime.parallel.forward_wrappers import recompute
 from hpcaccel.runtime.parallel.precision import COMPUTE_DTYPES, map_tensors, to_fp32
 from hpcaccel.runtime.parallel.wrapping import repeated_blocks
+from hpcaccel.runtime.parallelism_config import sequence_size
 from hpcaccel.runtime.training.gradient_sync import NoSync
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ def prepare_engine(setup: Setup, objects: Sequence[Any]) -> dict[int, Any]:
 
     Raises:
         RuntimeMisuse: there are several models, or an optimizer without its model; the training already has an engine;
-            something does not combine with DeepSpeed; or an ``auto`` value of the configuration cannot be computed.
+            an object or setting cannot be combined with DeepSpeed; or an ``auto`` value of the configuration cannot be
+            computed.
     """
     parts, session = EngineParts.of(setup, objects), setup.session
     _refuse(session, parts)
@@ -104,7 +107,7 @@ def _adopt(setup: Setup, parts: EngineParts, engine: Any, optimizer: Any, schedu
 
 
 def _refuse(session: TrainingSession, parts: EngineParts) -> None:
-    """Refuse objects and settings that do not combine with DeepSpeed."""
+    """Refuse objects and settings that cannot be combined with DeepSpeed."""
     if len(parts.models) > 1:
         raise RuntimeMisuse(
             f"prepare() got {len(parts.models)} models, and DeepSpeed's engine trains one. Prepare one model with its "
@@ -126,14 +129,15 @@ def _refuse(session: TrainingSession, parts: EngineParts) -> None:
         )
     if session.layout.tensor > 1:
         raise RuntimeMisuse(
-            "tensor parallelism (tensor_parallel_size, ParallelismConfig, TorchTensorParallelPlugin) does not combine "
-            "with DeepSpeed: set tensor_parallel.autotp_size in the DeepSpeed configuration, or use strategy=fsdp"
+            "tensor parallelism (tensor_parallel_size, ParallelismConfig, TorchTensorParallelPlugin) cannot be "
+            "combined with DeepSpeed: set tensor_parallel.autotp_size in the DeepSpeed configuration, or use "
+            "strategy=fsdp"
         )
     for model in parts.models:
         if any(parameter.is_meta for parameter in model.parameters()):
             raise RuntimeMisuse(
-                "the model was created on the meta device, which DeepSpeed does not fill. Create it under "
-                "deepspeed.zero.Init() (ZeRO stage 3), or with values"
+                "the model was created on the meta device, where its parameters have no values. Create it under "
+                "deepspeed.zero.Init() (ZeRO stage 3), or on the CPU"
             )
 
 
@@ -157,6 +161,10 @@ def _initialize(session: TrainingSession, plugin: DeepSpeedPlugin, parts: Engine
             options["lr_scheduler"] = scheduler.lr_scheduler_callable
     elif scheduler is not None:
         options["lr_scheduler"] = scheduler
+    parallelism = session.handlers.parallelism
+    if sequence_size(parallelism) > 1:
+        samples = plugin.get_value("train_micro_batch_size_per_gpu")
+        options["mpu"] = replace_attention(model, parallelism, samples=samples)
     place = SimpleNamespace(device_rank=group.device.index or 0)
     engine, own_optimizer, _, own_scheduler = deepspeed.initialize(args=place, model=model, config=config, **options)
     if group.world_size > 1:
@@ -181,8 +189,8 @@ def _import(session: TrainingSession) -> Any:
     if _first_generation not in (None, generation):
         raise RuntimeMisuse(
             "this process has already trained with DeepSpeed and then called end_training() or "
-            "destroy_process_group(). DeepSpeed keeps the destroyed process groups and cannot begin again: start "
-            "another program, or call accelerator.free_memory() between two trainings instead"
+            "destroy_process_group(). DeepSpeed keeps the destroyed process groups and cannot be initialized again: "
+            "start another program, or call accelerator.free_memory() between two trainings instead"
         )
     _first_generation = generation
     os.environ.setdefault("LOCAL_RANK", str(session.group.env.local_rank))
@@ -199,7 +207,7 @@ def _compile(setup: Setup, engine: Any) -> None:
         return
     regional, backend = options.pop("regional"), options.pop("backend", "inductor")
     if regional:
-        raise RuntimeMisuse("use_regional_compilation does not combine with DeepSpeed: compile the whole model")
+        raise RuntimeMisuse("use_regional_compilation cannot be combined with DeepSpeed: compile the whole model")
     engine.compile(backend=backend, compile_kwargs=options)
     compiling.hold_signals()
 

@@ -86,7 +86,7 @@ class DeepSpeedEngineWrapper:
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """The norm of the last step, which the engine has already clipped to the limit in its configuration. If the
-        script's limit is another one, warn once.
+        script's limit differs, warn once.
 
         Returns:
             The norm before clipping; NaN if the engine has computed none.
@@ -208,7 +208,7 @@ class DummyScheduler:
 def GatheredParameters(
     params: Any, modifier_rank: int | None = None, fwd_module: nn.Module | None = None, enabled: bool = True
 ) -> Iterator[None]:
-    """Context in which ZeRO-3's shards are whole parameters. All ranks enter it; other parameters are left alone.
+    """Context in which ZeRO-3's shards are whole parameters. All ranks enter it; other parameters are not changed.
 
     Args:
         params: a parameter, several, or a module's.

@@ -135,7 +135,9 @@ class ConfigValues:
             return
         if node.get(name) == AUTO:
             if ds_key_long not in kwargs:
-                raise RuntimeMisuse(f'{ds_key_long} is "auto" in the DeepSpeed configuration, and there is no value')
+                raise RuntimeMisuse(
+                    f'{ds_key_long} is "auto" in the DeepSpeed configuration, and no value was passed for it'
+                )
             node[name] = kwargs[ds_key_long]
         elif must_match and node.get(name) is not None and node[name] != kwargs.get(ds_key_long, node[name]):
             found = f"{ds_key_long}: {node[name]!r} in the configuration, {kwargs[ds_key_long]!r} in the script"
@@ -152,7 +154,7 @@ class ConfigValues:
             self.fill_match(name, wrong, **kwargs)
         if wrong:
             raise RuntimeMisuse(
-                f"the DeepSpeed configuration does not match the script ({'; '.join(wrong)}): write auto in its place"
+                f"the DeepSpeed configuration does not match the script ({'; '.join(wrong)}): write auto instead"
             )
         fill(self.deepspeed_config, kwargs, optional=("optimizer.params.", "scheduler.params."))
 
@@ -206,7 +208,7 @@ def fill(config: dict[str, Any], values: Mapping[str, Any], optional: tuple[str,
     if missing:
         raise RuntimeMisuse(
             f'the DeepSpeed configuration has the value "auto" for {", ".join(missing)}, which cannot be computed from '
-            "the objects passed to prepare(): write a number in its place"
+            "the objects passed to prepare(): write a number instead"
         )
 
 

@@ -143,11 +143,11 @@ class DeepSpeedPlugin(ConfigValues):
             if getattr(self, name) is None:
                 setattr(self, name, value)
         if self.zero_stage not in (0, 1, 2, 3):
-            raise RuntimeMisuse(f"DeepSpeedPlugin(zero_stage={self.zero_stage!r}): allowed are 0, 1, 2 and 3")
+            raise RuntimeMisuse(f"DeepSpeedPlugin(zero_stage={self.zero_stage!r}) is not valid (allowed: 0, 1, 2, 3)")
         for name in ("offload_optimizer_device", "offload_param_device"):
             value = getattr(self, name)
             if value not in _OFFLOAD:
-                raise RuntimeMisuse(f"DeepSpeedPlugin({name}={value!r}): allowed are {', '.join(_OFFLOAD)}")
+                raise RuntimeMisuse(f"DeepSpeedPlugin({name}={value!r}) is not valid (allowed: {', '.join(_OFFLOAD)})")
 
     def _as_config(self) -> dict[str, Any]:
         """The JSON configuration that follows from the fields."""

@@ -81,7 +81,7 @@ def choose_plugin(handlers: Any, settings: Settings) -> tuple[Any, str]:
             FSDP plugin; or DeepSpeed is not installed.
     """
     if handlers.fsdp is not None:
-        raise RuntimeMisuse("strategy=deepspeed does not combine with an fsdp_plugin: pass one of them")
+        raise RuntimeMisuse("strategy=deepspeed cannot be combined with an fsdp_plugin: pass one of them")
     if "deepspeed" not in sys.modules and find_spec("deepspeed") is None:
         raise RuntimeMisuse("strategy=deepspeed needs DeepSpeed, which is not installed: pip install deepspeed")
     given = handlers.deepspeed if handlers.deepspeed is not None else _from_spec(settings.deepspeed)

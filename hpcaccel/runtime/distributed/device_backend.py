@@ -34,9 +34,7 @@ __all__ = [
     "DeviceKind",
     "accelerator",
     "backend_name",
-    "collectives_library",
     "current_device",
-    "describe",
     "device_count",
     "device_ids",
     "distributed_type",
@@ -57,8 +55,8 @@ class DeviceKind(NamedTuple):
     """Names that belong to a kind of device.
 
     Args:
-        label: in messages.
-        distributed_type: of several ranks; None if only one process can use such devices.
+        label: the kind's name in messages.
+        distributed_type: type of a training with several ranks; None if only one process can use such devices.
         collectives: torch's name of the backend of collectives between such devices; None if there is none.
         package: package that adds the kind to torch; empty for torch itself.
         chooses_itself: whether the kind's own runtime gives each process its device.
@@ -223,7 +221,7 @@ def own_devices() -> bool:
 
 
 def module_in_use() -> Any | None:
-    """The module of the devices that this process uses; None if it uses none, as a worker that was forked."""
+    """The module of the devices that this process uses; None if it uses none, such as a forked worker."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return torch.cuda
     if _used is None:
@@ -243,32 +241,14 @@ def generator_of(kind: str) -> Any | None:
 
 
 def vendor(kind: str) -> str:
-    """The kind's name in messages. Names ROCm, which torch calls ``cuda``."""
+    """The kind's name for messages; ``ROCm`` for AMD's GPUs, which torch calls ``cuda``."""
     if kind == "cuda" and torch.version.hip is not None:
         return "ROCm"
     return KINDS[kind].label if kind in KINDS else kind
 
 
-def collectives_library(kind: str) -> str:
-    """Name of the library for collectives, in messages. RCCL is what torch calls ``nccl`` on ROCm."""
-    name = KINDS[kind].collectives if kind in KINDS else None
-    return "RCCL" if vendor(kind) == "ROCm" else (name or "no library").upper() if name != "gloo" else "gloo"
-
-
-def describe() -> str:
-    """This machine's devices in one line: ``4 x NVIDIA H100 (CUDA 12.8, NCCL)``, ``no accelerator``."""
-    kind = accelerator()
-    if kind == "cpu":
-        return "no accelerator"
-    module = module_of(kind)
-    name = module.get_device_name() if hasattr(module, "get_device_name") else vendor(kind)
-    version = (torch.version.hip or torch.version.cuda) if kind == "cuda" else None
-    software = f"{vendor(kind)} {version}" if version else vendor(kind)
-    return f"{device_count(kind)} x {name} ({software}, {collectives_library(kind)})"
-
-
 def profiler_activity(name: str) -> torch.profiler.ProfilerActivity:
-    """torch's activity of this name; ``rocm`` is CUDA's, and a vendor's device is PrivateUse1's.
+    """torch's activity of this name; ``rocm`` maps to CUDA, and a vendor's device to PrivateUse1.
 
     Raises:
         RuntimeMisuse: there is no such activity.

@@ -1,12 +1,9 @@
-"""A rank's device, and the mesh of all devices: replicas of the model, shards of each replica, tensor-parallel ranks.
+"""A rank's device, and the mesh of all devices.
 
 A task with one visible GPU uses it (index 0). If all GPUs of a node are visible to all its ranks, each rank uses the
 GPU whose index is its local rank. A Slurm task with several GPUs of its own would leave all but one idle. This is an
 error, except in an interactive ``srun --pty`` shell and with ``HPCACCEL_GPUS_PER_TASK=all``, for a program that
 spreads one model over all GPUs of the task.
-
-The mesh has torch's own dimension names, outermost first: ``dp_replicate``, ``dp_shard``, ``tp``. Neighbouring ranks
-are tensor-parallel, because tensor-parallel ranks communicate most.
 """
 
 from __future__ import annotations
@@ -15,96 +12,40 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 from hpcaccel.runtime.distributed import device_backend
+from hpcaccel.runtime.distributed.mesh_layout import MeshLayout
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
-from hpcaccel.runtime.settings import Settings
+from hpcaccel.runtime.parallelism_config import join_dimensions
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
-    "MeshLayout",
-    "arrange",
     "build",
     "choose_device",
     "count_gpus",
     "data_mesh",
     "full",
     "is_dtensor",
+    "model_mesh",
     "tensor_mesh",
 ]
 
 
-class MeshLayout(NamedTuple):
-    """Number of ranks in each mesh dimension; their product is the world size."""
-
-    replicate: int = 1
-    shard: int = 1
-    tensor: int = 1
-
-    @property
-    def data(self) -> int:
-        """Number of data-parallel ranks."""
-        return self.replicate * self.shard
-
-
-def arrange(world_size: int, local_world_size: int, settings: Settings, handlers: Any) -> MeshLayout:
-    """The layout from settings and plugins; unset sizes are derived from the number of ranks.
-
-    Raises:
-        RuntimeMisuse: the product of the sizes is not the number of ranks, or tensor-parallel sizes conflict.
-    """
-    wanted = handlers.parallelism
-    tensor = _tensor_size(settings, handlers)
-    replicate = wanted.dp_replicate_size if wanted is not None else None
-    shard = (wanted.dp_shard_size if wanted is not None else None) or settings.fsdp_shard_size
-    if shard is None and "HYBRID" in str(getattr(handlers.fsdp, "sharding_strategy", None)).upper():
-        shard = local_world_size
-    data, rest = divmod(world_size, tensor)
-    if settings.strategy != "fsdp":
-        shard = 1
-    elif shard is None:
-        shard = max(1, data // (replicate or 1))
-    found = MeshLayout(data // shard, shard, tensor)
-    if rest or found.data != data or replicate not in (None, 1, found.replicate) or found.replicate < 1:
-        sizes = f"dp_replicate={replicate or 'any'}, dp_shard={shard}, tp={tensor}"
-        raise RuntimeMisuse(
-            f"{world_size} ranks cannot be arranged as {sizes}: the product of the sizes must equal the number of "
-            "ranks. Change the sizes (fsdp.shard_size, tensor_parallel_size, ParallelismConfig) or the number of ranks"
-        )
-    return found
-
-
-def _tensor_size(settings: Settings, handlers: Any) -> int:
-    """Size of the tensor-parallel dimension.
-
-    Raises:
-        RuntimeMisuse: the settings and plugins set different sizes.
-    """
-    sizes = {
-        "ParallelismConfig": getattr(handlers.parallelism, "tp_size", None),
-        "TorchTensorParallelPlugin": getattr(handlers.tensor_parallel, "tp_size", None),
-        "runtime.tensor_parallel_size": settings.tensor_parallel_size,
-    }
-    named = {name: size for name, size in sizes.items() if size not in (None, 1)}
-    if len(set(named.values())) > 1:
-        raise RuntimeMisuse(
-            f"conflicting tensor-parallel sizes: {', '.join(f'{name}={size}' for name, size in named.items())}. "
-            "Set the size in one place"
-        )
-    return next(iter(named.values()), 1)
-
-
-def build(layout: MeshLayout, device: torch.device, *, sharded: bool) -> DeviceMesh:
+def build(layout: MeshLayout, device: torch.device, *, sharded: bool, config: Any = None) -> DeviceMesh:
     """Create the mesh of all ranks; a collective call.
 
     Dimensions of size 1 are omitted, except ``dp_shard`` if ``sharded`` is set. If all are omitted, the mesh has only
     ``dp_replicate``.
+
+    Args:
+        config: the script's ``ParallelismConfig``, which is given the mesh. The mesh then has Accelerate's joint
+            dimensions, too, such as ``dp_cp``.
 
     Raises:
         RuntimeMisuse: the device is an XLA device.
@@ -113,14 +54,19 @@ def build(layout: MeshLayout, device: torch.device, *, sharded: bool) -> DeviceM
 
     if device.type == "xla":
         raise RuntimeMisuse(
-            "FSDP and tensor parallelism are not supported on XLA devices: each rank trains the whole model. Remove "
-            "strategy='fsdp' and tp_size"
+            "FSDP, tensor and context parallelism are not supported on XLA devices: each rank trains the whole model. "
+            "Remove strategy='fsdp', tp_size and cp_size"
         )
     _clear_mesh_caches()
-    directions = {"dp_replicate": layout.replicate, "dp_shard": layout.shard, "tp": layout.tensor}
+    directions = {"dp_replicate": layout.replicate, "dp_shard": layout.shard, "cp": layout.context}
+    directions["tp"] = layout.tensor
     kept = {name: size for name, size in directions.items() if size > 1 or (name == "dp_shard" and sharded)}
     kept = kept or {"dp_replicate": 1}
-    return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+    mesh = init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
+    if config is not None:
+        join_dimensions(mesh)
+        config.device_mesh = mesh
+    return mesh
 
 
 def _clear_mesh_caches() -> None:
@@ -139,6 +85,12 @@ def _clear_mesh_caches() -> None:
             clear = getattr(clear, part, None)
         if clear is not None:  # not every torch version has both functions
             clear()
+
+
+def model_mesh(layout: MeshLayout, mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh over which models are sharded: ``mesh``, or one in which shards and context-parallel ranks are one
+    dimension; a collective call."""
+    return mesh if layout.context == 1 else build(layout.of_model, torch.device(mesh.device_type), sharded=True)
 
 
 def data_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -53,7 +53,7 @@ class RankGroup:
 
     ``control`` is for the stop agreement and checkpoints, ``calls`` for the script's collectives, so that the two never
     mix, even if only some ranks make a call. Of ``data_size`` parts of the data, this rank reads part ``data_rank``;
-    tensor-parallel ranks share one part.
+    tensor-parallel and context-parallel ranks share one part.
     """
 
     env: RankEnvironment
@@ -61,7 +61,8 @@ class RankGroup:
     control: dist.ProcessGroup | None
     calls: dist.ProcessGroup | None = None
     store: Any | None = None
-    tensor_size: int = 1
+    ranks_per_batch: int = 1
+    """Number of neighbouring ranks that read the same part of the data."""
     default: Any | None = None
     """torch's default group at creation. If torch has another one by now, these groups have been destroyed."""
     timeout: timedelta = timedelta(seconds=TIMEOUT_SECONDS)
@@ -87,11 +88,11 @@ class RankGroup:
 
     @property
     def data_rank(self) -> int:
-        return self.env.rank // self.tensor_size
+        return self.env.rank // self.ranks_per_batch
 
     @property
     def data_size(self) -> int:
-        return self.env.world_size // self.tensor_size
+        return self.env.world_size // self.ranks_per_batch
 
     def barrier(self, what: str = "wait_for_everyone") -> None:
         """Wait for all ranks and for the current stream of this rank's device. A single process does not wait.

@@ -290,7 +290,7 @@ def _number(env: Mapping[str, str], name: str, *, least: int = 0, default: int |
     if not text:
         if default is not None:
             return default
-        raise RankEnvironmentError(f"{name} is not set, but others of the launcher are: use srun, torchrun or mpirun")
+        raise RankEnvironmentError(f"{name} is not set, but other launcher variables are: use srun, torchrun or mpirun")
     try:
         value = int(text)
     except ValueError:

@@ -147,7 +147,7 @@ def register_backend(world_size: int) -> None:
     """Register torch_xla's process group, before the default group is created.
 
     Raises:
-        RankEnvironmentError: torch_xla counts another number of processes.
+        RankEnvironmentError: torch_xla counts a different number of processes.
     """
     import_module("torch_xla.distributed.xla_backend")
     found = int(import_module("torch_xla.runtime").world_size())

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpcaccel.errors import RuntimeMisuse
 
-__all__ = ["ForwardWrapper", "RecomputedForward", "put_around", "recompute", "take_off"]
+__all__ = ["ForwardWrapper", "LastingRecomputedForward", "RecomputedForward", "put_around", "recompute", "take_off"]
 
 
 class ForwardWrapper:
@@ -38,12 +38,13 @@ def put_around(module: nn.Module, make: Callable[[Callable[..., Any]], A]) -> A:
     return around
 
 
-def take_off(module: nn.Module, kind: type[ForwardWrapper]) -> None:
-    """Remove all wrappers of class ``kind`` from the forward of ``module``; other wrappers remain."""
+def take_off(module: nn.Module, kind: type[ForwardWrapper], *, but: tuple[type[ForwardWrapper], ...] = ()) -> None:
+    """Remove all wrappers of class ``kind`` from the forward of ``module``, except those of a class in ``but``; other
+    wrappers remain."""
     outer: ForwardWrapper | None = None
     current: Any = module.__dict__.get("forward")
     while isinstance(current, ForwardWrapper):
-        if not isinstance(current, kind):
+        if not isinstance(current, kind) or isinstance(current, but):
             outer, current = current, current.inner
             continue
         current = current.inner
@@ -63,7 +64,11 @@ class RecomputedForward(ForwardWrapper):
         return checkpoint(self.inner, *args, use_reentrant=False, **kwargs)
 
 
-def recompute(blocks: Iterable[nn.Module]) -> None:
+class LastingRecomputedForward(RecomputedForward):
+    """The same, set by the script: ``prepare`` does not remove it."""
+
+
+def recompute(blocks: Iterable[nn.Module], kind: type[RecomputedForward] = RecomputedForward) -> None:
     """Enable activation checkpointing for these blocks. Parameters keep their names.
 
     Raises:
@@ -77,4 +82,4 @@ def recompute(blocks: Iterable[nn.Module]) -> None:
         )
     for block in found:
         take_off(block, RecomputedForward)
-        put_around(block, RecomputedForward)
+        put_around(block, kind)

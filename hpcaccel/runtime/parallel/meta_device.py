@@ -17,7 +17,15 @@ from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 
-__all__ = ["expect_values", "give_memory", "has_values", "init_empty_weights", "init_on_device", "is_empty"]
+__all__ = [
+    "expect_values",
+    "give_memory",
+    "has_values",
+    "init_empty_weights",
+    "init_on_device",
+    "is_empty",
+    "tied_places",
+]
 
 _GUARD = "_hpcaccel_guard"
 """Attribute of a model: the handle of the hook that checks for values."""
@@ -109,7 +117,7 @@ def give_memory(
         for module in model.modules()
         if any(buffer.is_meta and id(buffer) not in but for _, buffer in _own_buffers(module))
     ]
-    ties = _ties(model)
+    ties = tied_places(model)
     parameters = {id(parameter) for parameter in model.parameters()}
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
@@ -135,7 +143,7 @@ def _own_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
 
 
-def _ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+def tied_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
     """For each tied parameter, all pairs of module and name under which the parameter is registered."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():

@@ -4,7 +4,7 @@ and fp8 linear layers."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,6 +19,8 @@ __all__ = [
     "Autocasted",
     "autocast",
     "convert_to_fp8",
+    "filter_linear_layers",
+    "find_first_last_linear_layers",
     "map_tensors",
     "refuse_fp8",
     "to_fp32",
@@ -31,16 +33,25 @@ COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bf
 _HALF = (torch.bfloat16, torch.float16)
 
 
-def autocast(device: torch.device, mixed_precision: str, handler: Any = None) -> torch.autocast:
-    """The autocast context of this precision; disabled for ``no``.
+def autocast(
+    device: torch.device, mixed_precision: str, handler: Any = None, *, enabled: bool = True
+) -> torch.autocast:
+    """The autocast context of this precision. ``no`` has torch's default dtype for the device.
 
     Args:
-        handler: an ``AutocastKwargs``, or None.
+        handler: an ``AutocastKwargs``, or None. Its ``enabled`` may disable the context, too.
     """
-    dtype = COMPUTE_DTYPES.get(mixed_precision)
-    enabled = dtype is not None and (handler is None or handler.enabled)
-    cache = None if handler is None else handler.cache_enabled
-    return torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cache)
+    return torch.autocast(**_options(device, mixed_precision, handler, enabled=enabled))
+
+
+def _options(device: torch.device, mixed_precision: str, handler: Any, *, enabled: bool = True) -> dict[str, Any]:
+    """Arguments of ``torch.autocast``."""
+    return {
+        "device_type": device.type,
+        "dtype": COMPUTE_DTYPES.get(mixed_precision),
+        "enabled": enabled and (handler is None or handler.enabled),
+        "cache_enabled": None if handler is None else handler.cache_enabled,
+    }
 
 
 class Autocasted(ForwardWrapper):
@@ -62,12 +73,7 @@ def wrap_forward(
     model: nn.Module, device: torch.device, mixed_precision: str, *, handler: Any = None, fp32_outputs: bool = True
 ) -> None:
     """Wrap the forward of this ``model`` instance in ``Autocasted``. The forward of its class is unchanged."""
-    options = {
-        "device_type": device.type,
-        "dtype": COMPUTE_DTYPES[mixed_precision],
-        "enabled": handler is None or handler.enabled,
-        "cache_enabled": None if handler is None else handler.cache_enabled,
-    }
+    options = _options(device, mixed_precision, handler)
     take_off(model, Autocasted)
     put_around(model, lambda inner: Autocasted(inner, options, fp32_outputs=fp32_outputs))
 
@@ -147,6 +153,24 @@ def refuse_fp8(device: torch.device, handler: Any = None) -> None:
         raise RuntimeMisuse("mixed_precision=fp8 needs torchao, which is not installed: pip install torchao")
 
 
+def find_first_last_linear_layers(model: nn.Module) -> tuple[str | None, str | None]:
+    """Names of the first and the last linear layer; None for both if there are none."""
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return (linears[0], linears[-1]) if linears else (None, None)
+
+
+def filter_linear_layers(module: nn.Module, fqn: str, layers_to_filter: Sequence[str | None]) -> bool:
+    """Whether a layer may compute in fp8: it is not in ``layers_to_filter``, and the sizes of a linear layer are
+    multiples of 16.
+
+    Args:
+        fqn: the layer's full name.
+        layers_to_filter: names of layers that must not.
+    """
+    sizes = (module.in_features, module.out_features) if isinstance(module, nn.Linear) else ()
+    return fqn not in layers_to_filter and all(size % 16 == 0 for size in sizes)
+
+
 def convert_to_fp8(model: nn.Module, handler: Any = None) -> nn.Module:
     """Replace linear layers with fp8 layers, in place.
 
@@ -159,12 +183,10 @@ def convert_to_fp8(model: nn.Module, handler: Any = None) -> nn.Module:
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    edge = {linears[0], linears[-1]} if linears else set()
+    edge = find_first_last_linear_layers(model)
 
     def suits(module: nn.Module, name: str) -> bool:
-        sizes = (getattr(module, "in_features", 1), getattr(module, "out_features", 1))
-        return name not in edge and all(size % 16 == 0 for size in sizes)
+        return filter_linear_layers(module, name, edge)
 
     config = getattr(handler, "config", None)
     fields = ("pad_inner_dim", "enable_fsdp_float8_all_gather")

@@ -101,6 +101,13 @@ if accelerator.is_main_process:
                 "weights": total,
                 "type": str(accelerator.distributed_type),
                 "precision": accelerator.mixed_precision,
+                "native_amp": [accelerator.native_amp, accelerator.autocast()._enabled],
+                "states": [
+                    str(optimizer.accelerator_state.distributed_type),
+                    optimizer.gradient_state.num_steps,
+                    scheduler.gradient_state.num_steps,
+                    optimizer.device_placement,
+                ],
                 "model": type(accelerator.unwrap_model(model)).__name__,
                 "arguments": sys.argv[2:],
             }
