@@ -128,7 +128,8 @@ def named_state(model: nn.Module, *, keep_vars: bool = False, fetch: bool = Fals
         fetch: whether tensors that are offloaded to CPU memory or disk are read. If not, they are on the meta device.
     """
     from hpcaccel.checkpoint.training_state import public_name
-    from hpcaccel.runtime.offload.aligned_devices import get_state_dict_offloaded_model, is_offloaded
+    from hpcaccel.runtime.offload.module_hooks import is_offloaded
+    from hpcaccel.runtime.offload.offloaded_state import get_state_dict_offloaded_model
 
     if fetch and is_offloaded(model):
         state = get_state_dict_offloaded_model(model)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from hpcaccel.checkpoint_files.weight_files import read_index
 from hpcaccel.errors import CheckpointError
 from hpcaccel.runtime.checkpointing.export_model import holds_shards, named_state, open_safetensors
 from hpcaccel.runtime.checkpointing.model_weight_files import SAFE, TORCH
+from hpcaccel.runtime.checkpointing.sharded_load import LoadedWeights, device_of_model, load_sharded, mismatch
 from hpcaccel.runtime.offload.device_memory import as_device
 from hpcaccel.runtime.offload.model_parts import device_of
+from hpcaccel.runtime.parallel import meta_device
 
-__all__ = ["load_state_dict", "load_whole", "pickled", "weight_map"]
+__all__ = ["copy_part", "load_state_dict", "load_values", "load_whole", "pickled"]
 
 
 def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = None) -> dict[str, Any]:
@@ -77,14 +79,14 @@ def load_whole(model: nn.Module, path: Path, *, strict: bool) -> list[str]:
         CheckpointError, RuntimeMisuse: as ``load_checkpoint_in_model``.
     """
     if not any(True for _ in pickled(path)):
-        from hpcaccel.runtime.checkpointing.sharded_load import load_sharded
-
         return load_sharded(model, path, strict=strict).unexpected_keys
-    return _load_pickled(model, path, strict=strict)
+    values = ((name, value) for file in pickled(path) for name, value in load_state_dict(file).items())
+    return load_values(model, values, path, strict=strict).unexpected_keys
 
 
 def pickled(path: Path) -> Iterator[Path]:
-    """The files of a checkpoint in the format of ``torch.save``; nothing if ``path`` has another format."""
+    """The files of a checkpoint of which at least one is in the format of ``torch.save``; nothing if ``path`` has
+    another format."""
     if path.is_dir():
         if any(SAFE.owns(item.name) for item in path.iterdir()):
             return
@@ -92,54 +94,57 @@ def pickled(path: Path) -> Iterator[Path]:
     if path.is_dir() and len(found := list(path.glob("*.index.json"))) == 1:
         path = found[0]
     if path.name.endswith(".index.json") and path.is_file():
-        files = {path.parent / str(name) for name in weight_map(path).values()}
-        yield from sorted(file for file in files if file.suffix != ".safetensors")
+        files = {path.parent / name for name in read_index(path).values()}
+        if any(file.suffix != ".safetensors" for file in files):
+            yield from sorted(files)
     elif path.is_file() and path.suffix not in (".json", ".safetensors"):
         yield path
 
 
-def weight_map(path: Path) -> dict[str, str]:
-    """For each tensor's name in an index, its file.
+def load_values(model: nn.Module, values: Iterable[tuple[str, Any]], where: Path, *, strict: bool) -> LoadedWeights:
+    """Copy tensors into a plain or prepared model, one after the other. A sharded model gets only this rank's shard of
+    each. Of parameters that are tied, ``values`` needs to contain only one. Parameters on the meta device are allocated
+    first.
+
+    Args:
+        values: pairs of a name, without the prefixes of wrappers, and a whole tensor.
+        where: the file or directory, for error messages.
+
+    Returns:
+        The missing and the unexpected names.
 
     Raises:
-        CheckpointError: the file is not an index.
+        CheckpointError: shapes differ; or names differ, and ``strict`` is true.
+        RuntimeMisuse: as ``load_sharded``.
     """
-    try:
-        index = json.loads(path.read_text())
-        places = index.get("weight_map", index)
-        return {str(name): str(file) for name, file in places.items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not an index of weight files: {error!r}") from error
-
-
-def _load_pickled(model: nn.Module, path: Path, *, strict: bool) -> list[str]:
-    """Load one file after the other. A sharded model gets only this rank's shard of each tensor. Returns the names that
-    only the files have."""
+    if meta_device.is_empty(model):
+        meta_device.give_memory(model, device_of_model(model))
     targets = named_state(model, keep_vars=True)
     filled: set[int] = set()
     unexpected: list[str] = []
-    for file in pickled(path):
-        for name, value in load_state_dict(file).items():
-            target = targets.get(name)
-            if not isinstance(target, torch.Tensor):
-                unexpected.append(name)
-                continue
-            if target.shape != value.shape:
-                raise CheckpointError(
-                    f"{name} has shape {tuple(value.shape)} in {file.name}, but {tuple(target.shape)} in the model"
-                )
-            _fill(target, value)
-            filled.add(id(target))
-    missing = [name for name, target in targets.items() if id(target) not in filled]
+    for name, value in values:
+        target = targets.get(name)
+        if not isinstance(target, torch.Tensor):
+            unexpected.append(name)
+            continue
+        if target.shape != value.shape:
+            raise CheckpointError(
+                f"{name} has shape {tuple(value.shape)} in {where.name}, but {tuple(target.shape)} in the model"
+            )
+        copy_part(target, value)
+        filled.add(id(target))
+    tensors = {name: target for name, target in targets.items() if isinstance(target, torch.Tensor)}
+    missing = [name for name, target in tensors.items() if id(target) not in filled]
     if strict and (missing or unexpected):
-        from hpcaccel.runtime.checkpointing.sharded_load import mismatch
-
-        raise mismatch(path, missing, unexpected)
-    return unexpected
+        raise mismatch(where, missing, unexpected)
+    if not missing:
+        meta_device.has_values(model)
+    return LoadedWeights(missing, unexpected)
 
 
 @torch.no_grad()
-def _fill(target: torch.Tensor, value: torch.Tensor) -> None:
+def copy_part(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a whole tensor into ``target``; if this is a DTensor, only this rank's shard of it."""
     if not holds_shards(target):
         target.copy_(value)
         return

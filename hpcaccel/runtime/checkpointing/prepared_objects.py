@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -25,11 +25,19 @@ __all__ = ["PreparedObjects", "add_hook"]
 Hooks = dict[int, Callable[..., Any]]
 
 
+class StoredTensors(NamedTuple):
+    """Models and optimizers whose tensors this package saves and loads."""
+
+    models: list[nn.Module]
+    optimizers: list[Optimizer]
+
+
 @dataclass
 class PreparedObjects:
     """The prepared objects in order of preparation, the registered objects, and the hooks.
 
-    Models and loaders are the prepared ones; optimizers and schedulers are the script's own.
+    Models and loaders are the prepared ones; optimizers and schedulers are the script's own. With DeepSpeed, the model
+    is the engine, and the optimizer is the engine's.
     """
 
     models: list[nn.Module] = field(default_factory=list)
@@ -46,6 +54,11 @@ class PreparedObjects:
     # RemovableHandle keeps a weak reference to the dict, which a plain dict does not support.
     save_hooks: Hooks = field(default_factory=OrderedDict)
     load_hooks: Hooks = field(default_factory=OrderedDict)
+
+    @property
+    def stored(self) -> StoredTensors:
+        """The models and optimizers of the script. None with DeepSpeed, whose engine saves and loads its own."""
+        return StoredTensors(self.models, self.optimizers) if self.attached is None else StoredTensors([], [])
 
     @property
     def is_sharded(self) -> bool:
@@ -90,8 +103,8 @@ class PreparedObjects:
         objects |= {f"loader.{index}": loader for index, loader in enumerate(self.loaders)}
         objects |= {f"registered.{index}": item for index, item in enumerate(self.registered)}
         return TrainingState(
-            models=self.models if self.attached is None else [],
-            optimizers=self.optimizers if self.attached is None else [],
+            models=self.stored.models,
+            optimizers=self.stored.optimizers,
             schedulers=self.schedulers,
             scaler=self.scaler,
             objects=objects,
@@ -106,15 +119,15 @@ class PreparedObjects:
         Returns:
             Positions of the models that a hook removed from either list because it saved them itself.
         """
-        models = list(self.models)
-        weights = [model.state_dict() for model in models] if self.attached is None else []
+        models, stored = list(self.models), self.stored.models
+        weights = [model.state_dict() for model in stored]
         remaining = list(weights)
         for hook in self.save_hooks.values():
             hook(models, remaining, directory)
         weights_left, models_left = {id(item) for item in remaining}, {id(item) for item in models}
         return frozenset(
             position
-            for position, (model, own) in enumerate(zip(self.models, weights, strict=self.attached is None))
+            for position, (model, own) in enumerate(zip(stored, weights, strict=True))
             if id(own) not in weights_left or id(model) not in models_left
         )
 
@@ -128,8 +141,7 @@ class PreparedObjects:
         for hook in self.load_hooks.values():
             hook(models, directory)
         left = {id(item) for item in models}
-        positions = enumerate(self.models if self.attached is None else ())
-        return frozenset(position for position, model in positions if id(model) not in left)
+        return frozenset(position for position, model in enumerate(self.stored.models) if id(model) not in left)
 
 
 def add_hook(hooks: Hooks, hook: Callable[..., Any]) -> RemovableHandle:

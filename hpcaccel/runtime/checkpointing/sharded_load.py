@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hpcaccel.checkpoint_files.weight_files import read_index
 from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import CheckpointError
 from hpcaccel.runtime.checkpointing.export_model import open_safetensors
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 from hpcaccel.runtime.parallel import meta_device
 
-__all__ = ["LoadedWeights", "load_sharded", "mismatch", "weight_files"]
+__all__ = ["LoadedWeights", "device_of_model", "load_sharded", "mismatch", "weight_files"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -51,7 +51,7 @@ def load_sharded(model: nn.Module, path: str | Path, *, strict: bool = True) -> 
     """
     files = weight_files(Path(path))
     if meta_device.is_empty(model):
-        meta_device.give_memory(model, _device(model))
+        meta_device.give_memory(model, device_of_model(model))
     wanted = _wanted(model)
     names_of_model = {name for names, _ in wanted for name in names}
     missing = [names[0] for names, _ in wanted if not any(name in files for name in names)]
@@ -103,17 +103,13 @@ def weight_files(path: Path) -> dict[str, Path]:
 
 
 def _indexed(path: Path) -> dict[str, Path]:
-    try:
-        places = json.loads(path.read_text())["weight_map"]
-        files = {str(name): path.parent / str(file) for name, file in places.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not an index of safetensors files: {error!r}") from error
+    files = {name: path.parent / file for name, file in read_index(path).items()}
     if lost := sorted({file.name for file in files.values() if not file.is_file()}):
-        raise CheckpointError(f"{path} refers to missing files: {', '.join(lost)}")
+        raise CheckpointError(f"{path} refers to missing files: {', '.join(lost)}. Copy them into its directory")
     return files
 
 
-def _device(model: nn.Module) -> torch.device:
+def device_of_model(model: nn.Module) -> torch.device:
     """The device of the model's first tensor that is not on the meta device; this rank's device if there is none."""
     for tensor in [*model.parameters(), *model.buffers()]:
         if not tensor.is_meta:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from hpcaccel.core.formatting import shortened
 from hpcaccel.runtime.compat.introspection import named_module_tensors
 from hpcaccel.runtime.distributed.collectives.nested_ops import find_device, send_to_device
 from hpcaccel.runtime.offload.device_memory import as_device
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError, warm
 from hpcaccel.runtime.offload.module_hooks import ModelHook, SequentialHook, outside_compiled_code
+from hpcaccel.runtime.offload.quantized_tensors import bits_of, forget_state, scales_in, with_scales
 from hpcaccel.runtime.offload.read_ahead import ReadAhead
-from hpcaccel.runtime.offload.tensor_placement import TiedTensors, like, set_module_tensor_to_device
+from hpcaccel.runtime.offload.tensor_placement import TiedTensors, clear_cache_of, like, set_module_tensor_to_device
 from hpcaccel.runtime.offload.weight_store import OffloadedWeightsLoader, PrefixedDataset
 
 __all__ = [
     "AlignDevicesHook",
     "align_module_device",
-    "get_state_dict_offloaded_model",
     "has_offloaded_params",
-    "is_offloaded",
     "offload_hook",
 ]
 
@@ -68,6 +66,8 @@ class AlignDevicesHook(ModelHook):
         self.bytes = 0
         self.takes_time = False
         self.read_ahead: ReadAhead | None = None
+        self.clears_cache = True
+        """Whether ``init_hook`` releases cached memory at its end. A function that attaches many hooks does so once."""
         self.ties: dict[str, Hashable] = {}
         """Keys in ``tied_params_map`` of this module's tied tensors, by name."""
         self._resting: dict[str, torch.Tensor] = {}
@@ -86,27 +86,35 @@ class AlignDevicesHook(ModelHook):
         target = self.target()
         if target is not None and target.type == "meta":
             self.tied_params_map = None
+        present = dict(named_module_tensors(module, recurse=self.place_submodules))
         if not self.offload:
-            for name, _ in list(named_module_tensors(module, recurse=self.place_submodules)) if target else ():
-                set_module_tensor_to_device(module, name, target, tied_params_map=self.tied_params_map)
+            self._place(module, target, present)
             return module
-        held = self.weights_map
-        slots = [slot for slot in self._slots(module) if held is None or slot[0] in held]
+        weights = self.weights_map
+        slots = [slot for slot in self._slots(module) if weights is None or slot[0] in weights]
         self.original_devices = {name: tensors[key].device for name, tensors, key in slots}
         if self.weights_map is None:
-            self.weights_map = {name: tensors[key].detach().to("cpu") for name, tensors, key in slots}
+            held_here = {name: tensors[key] for name, tensors, key in slots} | scales_in(module)
+            self.weights_map = {name: one.detach().to("cpu") for name, one in held_here.items()}
         for name, tensors, key in slots:
-            present = tensors[key]
-            if not present.is_meta and self.tied_params_map and present.data_ptr() in self.tied_params_map:
-                self.ties.setdefault(name, present.data_ptr())
-            tensors[key] = self._resting[name] = present if present.is_meta else like(present, present.to("meta"))
+            held = tensors[key]
+            if not held.is_meta and self.tied_params_map and held.data_ptr() in self.tied_params_map:
+                self.ties.setdefault(name, held.data_ptr())
+            tensors[key] = self._resting[name] = held if held.is_meta else like(held, held.detach().to("meta"))
+        forget_state(module)
         self.bytes = sum(one.numel() * one.element_size() for one in self._resting.values())
         self.takes_time = any(self._takes_time(name, target) for name in self._resting)
-        for name, tensor in list(named_module_tensors(module, recurse=self.place_submodules)):
-            if name not in self._resting and target is not None:
-                self.original_devices[name] = tensor.device
-                set_module_tensor_to_device(module, name, target, tied_params_map=self.tied_params_map)
+        stay = {name: one for name, one in present.items() if name not in self._resting and target is not None}
+        self.original_devices |= {name: tensor.device for name, tensor in stay.items()}
+        self._place(module, target, stay)
         return module
+
+    def _place(self, module: nn.Module, target: torch.device | None, names: Iterable[str]) -> None:
+        """Move tensors to the device, where they stay."""
+        for name in names if target is not None else ():
+            set_module_tensor_to_device(module, name, target, tied_params_map=self.tied_params_map, clear_cache=False)
+        if self.clears_cache:
+            clear_cache_of(target)
 
     def _slots(self, module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
         """For each offloaded tensor: its name, and where the module has it: the dictionary and its key."""
@@ -151,7 +159,8 @@ class AlignDevicesHook(ModelHook):
             raise OffloadError(
                 f"the offloaded weight {name} has the shape {tuple(value.shape)}, but {tuple(rest.shape)} in the model"
             )
-        return value.detach().to(target or value.device, rest.dtype)
+        found = value.detach().to(target or value.device, rest.dtype)
+        return with_scales(found, self.weights_map, name) if bits_of(rest) == 8 else found
 
     def _shared(self, name: str, target: torch.device | None) -> torch.Tensor | None:
         key = self.ties.get(name)
@@ -191,6 +200,8 @@ class AlignDevicesHook(ModelHook):
         for name, tensors, key in list(self._slots(module)) if self.offload else ():
             if name in self._resting:
                 tensors[key] = self._resting[name]
+                if bits_of(tensors[key]) == 8:
+                    forget_state(module)
         while self._lent:
             tie, device = self._lent.pop()
             (self.tied_params_map or {}).get(tie, {}).pop(device, None)
@@ -216,10 +227,11 @@ class AlignDevicesHook(ModelHook):
             if value is not None and isinstance(value, nn.Parameter):
                 part._parameters[key] = value
                 continue
-            set_module_tensor_to_device(module, name, device, value=value)
+            set_module_tensor_to_device(module, name, device, value=value, clear_cache=False)
             tie = self.ties.get(name)
             if tie is not None and self.tied_params_map is not None and key in part._parameters:
                 self.tied_params_map.setdefault(tie, {})[device] = part.get_parameter(key)
+        clear_cache_of(*self.original_devices.values() if self.offload else ())
         return module
 
 
@@ -259,34 +271,9 @@ def align_module_device(module: nn.Module, execution_device: Any = None) -> Iter
         devices = {name: one.device for name, one in module.named_parameters(recurse=False)}
     try:
         for name in devices:
-            set_module_tensor_to_device(module, name, execution_device)
+            set_module_tensor_to_device(module, name, execution_device, clear_cache=False)
         yield
     finally:
         for name, device in devices.items():
-            set_module_tensor_to_device(module, name, device)
-
-
-def is_offloaded(model: nn.Module) -> bool:
-    """Whether any module of the model gets its weights only during its ``forward``."""
-    return any(has_offloaded_params(module) for module in model.modules())
-
-
-def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state dict of a model with offloaded parts, in CPU memory. Tied tensors remain tied.
-
-    Raises:
-        OffloadError: a tensor has no values.
-    """
-    found: dict[str, torch.Tensor] = {}
-    first: dict[Hashable, torch.Tensor] = {}
-    for prefix, module in model.named_modules():
-        dot = f"{prefix}." if prefix else ""
-        ties = {} if (hook := offload_hook(module)) is None else hook.ties
-        with align_module_device(module, "cpu"):
-            for name, tensor in module.state_dict().items():
-                if not tensor.is_meta:
-                    held = tensor.to("cpu")
-                    found[dot + name] = first.setdefault(ties[name], held) if name in ties else held
-    if missing := [name for name in model.state_dict() if name not in found]:
-        raise OffloadError(f"these tensors are on the meta device and have no values: {shortened(missing, 5)}")
-    return {name: found[name] for name in model.state_dict()}
+            set_module_tensor_to_device(module, name, device, clear_cache=False)
+        clear_cache_of(*devices.values(), execution_device if devices else None)

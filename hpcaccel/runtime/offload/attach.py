@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from hpcaccel.runtime.compat.introspection import named_module_tensors
-from hpcaccel.runtime.offload.aligned_devices import AlignDevicesHook, is_offloaded
+from hpcaccel.runtime.offload.aligned_devices import AlignDevicesHook
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError
-from hpcaccel.runtime.offload.module_hooks import GUARDED, add_hook_to_module
+from hpcaccel.runtime.offload.model_parts import part_of
+from hpcaccel.runtime.offload.module_hooks import GUARDED, add_hook_to_module, is_offloaded
 from hpcaccel.runtime.offload.read_ahead import ReadAhead
-from hpcaccel.runtime.offload.tensor_placement import TiedTensors
+from hpcaccel.runtime.offload.tensor_placement import TiedTensors, clear_cache_of
 from hpcaccel.runtime.offload.weight_store import PrefixedDataset
 
 __all__ = [
@@ -59,6 +60,7 @@ class Attachment:
             made.ties = {key.removeprefix(prefix): tie for key, tie in self.tie_keys.items() if key.startswith(prefix)}
             made.read_ahead = self.read_ahead
             self.read_ahead.register(made)
+        made.clears_cache = False
         return made
 
     def align(
@@ -87,11 +89,11 @@ class Attachment:
     ) -> None:
         """Attach hooks to the modules of a device map, and to the whole model."""
         prefix = f"{name}." if name else ""
-        place = _place(name, offload)
+        place = part_of(name, offload)
         if place is not None and not any(key != name and key.startswith(prefix) for key in offload):
             self._align_block(module, devices[place], name, offload=offload[place])
             return
-        own = [one for key, _ in named_module_tensors(module) if (one := _place(prefix + key, offload)) is not None]
+        own = [one for key, _ in named_module_tensors(module) if (one := part_of(prefix + key, offload)) is not None]
         if own:
             rests = any(offload[one] for one in own)
             hook = self.hook(devices[own[0]], offload=rests, name=name, io_same_device=not name)
@@ -109,15 +111,6 @@ class Attachment:
         else:
             add_hook_to_module(module, self.hook(device, io_same_device=not name, place_submodules=True))
         self.execute(module, device)
-
-
-def _place(name: str, parts: Collection[str]) -> str | None:
-    """The innermost of the ``parts`` that is, or contains, the module or tensor ``name``."""
-    while name not in parts:
-        if not name:
-            return None
-        name = name.rpartition(".")[0]
-    return name
 
 
 def _below(name: str, child: str) -> str:
@@ -141,6 +134,7 @@ def attach_execution_device_hook(
     """
     common = Attachment(None, False, skip_keys, preload_module_classes or (), tied_params_map)
     common.execute(module, execution_device)
+    clear_cache_of(execution_device)
 
 
 def attach_align_device_hook(
@@ -169,6 +163,7 @@ def attach_align_device_hook(
     """
     common = Attachment(weights_map, offload_buffers, skip_keys, preload_module_classes or (), tied_params_map)
     common.align(module, execution_device, module_name, offload=offload)
+    clear_cache_of(execution_device)
 
 
 def attach_align_device_hook_on_blocks(
@@ -201,6 +196,7 @@ def attach_align_device_hook_on_blocks(
         else:
             hook = common.hook(execution_device, io_same_device=True, place_submodules=True)
             add_hook_to_module(module, hook)
+        clear_cache_of(execution_device)
         return
     devices: Any = execution_device
     offloads: Any = offload
@@ -209,6 +205,7 @@ def attach_align_device_hook_on_blocks(
     if not isinstance(offloads, Mapping):
         offloads = dict.fromkeys(devices, offloads)
     common.align_blocks(module, devices, offloads, module_name)
+    clear_cache_of(*devices.values())
 
 
 def guard_moves(model: nn.Module) -> None:
@@ -233,5 +230,5 @@ def _move(model: nn.Module, name: str, method: Any, *args: Any, **kwargs: Any) -
             "hpcaccel.hooks.remove_hook_from_submodules(model) first, which restores its weights"
         )
     if moves:
-        log.warning("model.%s() moves a model that is distributed by a device map: its hooks stay as they are", name)
+        log.warning("model.%s() moves a model that is distributed by a device map: its hooks are not changed", name)
     return method(model, *args, **kwargs)

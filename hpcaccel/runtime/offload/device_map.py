@@ -13,6 +13,7 @@ from torch import nn
 
 from hpcaccel.core.formatting import shortened
 from hpcaccel.runtime.compat.introspection import find_tied_parameters
+from hpcaccel.runtime.enums import CustomDtype
 from hpcaccel.runtime.offload.device_memory import get_balanced_memory, get_max_memory, module_sizes
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError
 from hpcaccel.runtime.offload.model_parts import (
@@ -133,7 +134,7 @@ def infer_auto_device_map(
     model: nn.Module,
     max_memory: Mapping[int | str, Any] | None = None,
     no_split_module_classes: Collection[str] | str | None = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: torch.dtype | CustomDtype | str | None = None,
     special_dtypes: Mapping[str, Any] | None = None,
     verbose: bool = False,
     clean_result: bool = True,
@@ -176,7 +177,7 @@ def infer_auto_device_map(
         _warn_of_buffers(found, dtype, special_dtypes)
     if found.needed:
         needs = ", ".join(f"{device}: {size:.0f} bytes" for device, size in found.needed.items())
-        log.info("devices that hold nothing because of insufficient memory, with what they would need: %s", needs)
+        log.info("devices that get no modules because their memory is too small, with the memory needed: %s", needs)
     return OrderedDict(clean_device_map(found.map)) if clean_result else found.map
 
 
@@ -225,13 +226,15 @@ def resolve_device_map(
     *,
     max_memory: Mapping[int | str, Any] | None = None,
     no_split_module_classes: Collection[str] | str | None = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: torch.dtype | CustomDtype | str | None = None,
+    special_dtypes: Mapping[str, Any] | None = None,
     offload_buffers: bool = False,
 ) -> dict[str, Any]:
     """A device map that was given, or one computed for ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential``.
 
     Args:
         no_split_module_classes: default: the model's own ``_no_split_modules``.
+        special_dtypes: dtypes of single tensors, by name, for a computed map.
 
     Raises:
         OffloadError: ``device_map`` is any other string.
@@ -244,7 +247,9 @@ def resolve_device_map(
         no_split_module_classes = list(getattr(model, "_no_split_modules", None) or ())
     if device_map != "sequential":
         low_zero = device_map == "balanced_low_0"
-        max_memory = get_balanced_memory(model, max_memory, no_split_module_classes, dtype, low_zero=low_zero)
+        max_memory = get_balanced_memory(
+            model, max_memory, no_split_module_classes, dtype, special_dtypes, low_zero=low_zero
+        )
     return infer_auto_device_map(
-        model, max_memory, no_split_module_classes, dtype=dtype, offload_buffers=offload_buffers
+        model, max_memory, no_split_module_classes, dtype, special_dtypes, offload_buffers=offload_buffers
     )

@@ -13,6 +13,8 @@ from torch import nn
 
 from hpcaccel.checkpoint.snapshot_memory import available_bytes
 from hpcaccel.runtime.compat.introspection import compute_module_sizes, convert_file_size_to_int
+from hpcaccel.runtime.distributed import device_backend
+from hpcaccel.runtime.enums import CustomDtype
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError, as_dtype
 
 __all__ = ["as_device", "default_device", "get_balanced_memory", "get_max_memory", "module_sizes"]
@@ -28,8 +30,8 @@ SPARE = 0.9
 
 def default_device() -> torch.device:
     """This machine's accelerator; the CPU if there is none."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device("cpu") if found is None else torch.device(found.type, 0)
+    kind = device_backend.accelerator()
+    return torch.device("cpu") if kind == "cpu" else torch.device(kind, 0)
 
 
 def as_device(device: Any) -> torch.device:
@@ -43,7 +45,7 @@ def as_device(device: Any) -> torch.device:
     if isinstance(device, int) or str(device).isdecimal():
         kind = default_device().type
         if kind == "cpu":
-            raise OffloadError(f"device {device} is an accelerator, and torch finds none on this machine")
+            raise OffloadError(f"there is no device {device}: torch finds no accelerator on this machine")
         return torch.device(kind, int(device))
     try:
         return _indexed(torch.device(device))
@@ -55,7 +57,7 @@ def _indexed(device: torch.device) -> torch.device:
     """``cuda`` as the current ``cuda:0``, so that equal devices compare as equal."""
     if device.index is not None or device.type in ("cpu", "meta", "mps"):
         return device
-    return torch.device(device.type, getattr(torch, device.type).current_device())
+    return device_backend.current_device(device.type)
 
 
 def get_max_memory(max_memory: Mapping[int | str, Any] | None = None) -> Budget:
@@ -77,7 +79,7 @@ def get_max_memory(max_memory: Mapping[int | str, Any] | None = None) -> Budget:
             f"max_memory has the device {wrong[0]!r}: use the index of an accelerator, 'mps', 'cpu' or 'disk'"
         )
     accelerators = sorted(key for key in max_memory if isinstance(key, int))
-    count = torch.accelerator.device_count()
+    count = device_backend.device_count()
     if missing := [index for index in accelerators if not 0 <= index < count]:
         log.warning("max_memory has the devices %s, but this machine has %d accelerators", missing, count)
     order = [*accelerators, *(key for key in ("mps", "cpu", "disk") if key in max_memory)]
@@ -93,8 +95,8 @@ def _free_memory() -> Budget:
     if kind == "mps":  # shares the memory of the CPU
         return {"mps": _free_cpu_memory()}
     found: Budget = {}
-    for index in range(torch.accelerator.device_count() if kind != "cpu" else 0):
-        found[index] = getattr(torch, kind).mem_get_info(index)[0]
+    if kind != "cpu" and (info := getattr(device_backend.module_of(kind), "mem_get_info", None)) is not None:
+        found = {index: info(index)[0] for index in range(device_backend.device_count(kind))}
     return {**found, "cpu": _free_cpu_memory()}
 
 
@@ -106,23 +108,27 @@ def _free_cpu_memory() -> int:
 
 def module_sizes(
     model: nn.Module,
-    dtype: torch.dtype | str | None = None,
+    dtype: torch.dtype | CustomDtype | str | None = None,
     special_dtypes: Mapping[str, Any] | None = None,
     *,
     buffers_only: bool = False,
 ) -> dict[str, float]:
     """Bytes of each tensor and module, by name; 0 for modules without tensors. See ``compute_module_sizes``; dtypes may
     be given by name."""
-    special = {name: kind for name, one in (special_dtypes or {}).items() if (kind := as_dtype(one)) is not None}
-    found = compute_module_sizes(model, dtype=as_dtype(dtype), special_dtypes=special, buffers_only=buffers_only)
+    special = {name: kind for name, one in (special_dtypes or {}).items() if (kind := _size_dtype(one)) is not None}
+    found = compute_module_sizes(model, dtype=_size_dtype(dtype), special_dtypes=special, buffers_only=buffers_only)
     return defaultdict(int, {"": 0, **found})
+
+
+def _size_dtype(dtype: torch.dtype | CustomDtype | str | None) -> torch.dtype | CustomDtype | None:
+    return dtype if isinstance(dtype, CustomDtype) else as_dtype(dtype)
 
 
 def get_balanced_memory(
     model: nn.Module,
     max_memory: Mapping[int | str, Any] | None = None,
     no_split_module_classes: Collection[str] | str | None = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: torch.dtype | CustomDtype | str | None = None,
     special_dtypes: Mapping[str, Any] | None = None,
     low_zero: bool = False,
 ) -> Budget:

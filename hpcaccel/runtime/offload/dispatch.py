@@ -18,7 +18,7 @@ from hpcaccel.runtime.offload.device_memory import as_device
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError
 from hpcaccel.runtime.offload.model_parts import check_device_map, device_of
 from hpcaccel.runtime.offload.module_hooks import CpuOffload, UserCpuOffloadHook, add_hook_to_module
-from hpcaccel.runtime.offload.tensor_placement import TiedTensors, set_module_tensor_to_device
+from hpcaccel.runtime.offload.tensor_placement import TiedTensors, clear_cache_of, set_module_tensor_to_device
 from hpcaccel.runtime.offload.weight_store import (
     INDEX,
     OffloadedWeightsLoader,
@@ -129,6 +129,7 @@ def _offload_all(
     )
     add_hook_to_module(model, AlignDevicesHook(io_same_device=True), append=True)
     common.align(model, execution_device, "", offload=True)
+    clear_cache_of(execution_device)
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "fallback_allocate",
     "get_max_layer_size",
     "get_module_size_with_ties",
+    "part_of",
     "split_part",
     "ties_outside",
 ]
@@ -146,17 +147,24 @@ def _without(name: str, parts: list[Part]) -> list[Part]:
     return [part for part in parts if part[0] != name]
 
 
+def part_of(name: str, parts: Container[str]) -> str | None:
+    """The innermost of the ``parts`` that is, or contains, the module or tensor ``name``; None if there is none."""
+    while name not in parts:
+        if not name:
+            return None
+        name = name.rpartition(".")[0]
+    return name
+
+
 def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
     """The device of a tensor: that of the innermost part of the map that contains it.
 
     Raises:
         OffloadError: no part of the map contains it.
     """
-    part = name
-    while part not in device_map:
-        if not part:
-            raise OffloadError(f"the device map has no device for {name} (it has {shortened([*device_map], 8)})")
-        part = part.rpartition(".")[0]
+    part = part_of(name, device_map)
+    if part is None:
+        raise OffloadError(f"the device map has no device for {name} (it has {shortened([*device_map], 8)})")
     return device_map[part]
 
 
@@ -176,7 +184,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
     names = [] if "" in device_map else list(model.state_dict())
     bare = [name for name in names if not any(name == one or name.startswith(f"{one}.") for one in device_map)]
     if bare:
-        raise OffloadError(f"the device map has no device for {shortened(bare, 8)}")
+        raise OffloadError(f"the device map has no device for {shortened(bare, 8)}. Add an entry for each")
 
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Hooks around a module's ``forward``: attaching and removing them, and the hooks that move or cast a whole module.
+"""Hooks around a module's ``forward``: attaching and removing them, and the hooks that move a whole module.
 
 A hook is stored in the module's attribute ``_hf_hook``, and the original ``forward`` in ``_old_forward``, as in
 Accelerate: transformers, diffusers and PEFT look for these names.
@@ -7,9 +7,8 @@ Accelerate: transformers, diffusers and PEFT look for these names.
 from __future__ import annotations
 
 import functools
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -19,14 +18,12 @@ from hpcaccel.runtime.compat.out_of_memory import clear_device_cache
 from hpcaccel.runtime.distributed.collectives.nested_ops import send_to_device
 
 __all__ = [
-    "SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING",
     "CpuOffload",
-    "LayerwiseCastingHook",
     "ModelHook",
     "SequentialHook",
     "UserCpuOffloadHook",
     "add_hook_to_module",
-    "attach_layerwise_casting_hooks",
+    "is_offloaded",
     "outside_compiled_code",
     "remove_hook_from_module",
     "remove_hook_from_submodules",
@@ -36,11 +33,6 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 GUARDED = ("to", "cpu", "cuda", "npu", "xpu", "mlu", "sdaa", "musa", "neuron")
 """Methods that ``dispatch_model`` replaces in the model's instance, because they would move its weights."""
-
-SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING: tuple[type[nn.Module], ...] = (
-    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear,
-)  # fmt: skip
-"""Layers that ``attach_layerwise_casting_hooks`` casts."""
 
 
 def outside_compiled_code(method: Method) -> Method:
@@ -89,7 +81,7 @@ class ModelHook:
 
 
 class SequentialHook(ModelHook):
-    """Several hooks: each method calls theirs, in order."""
+    """Several hooks as one: each method calls the same method of each hook, in order."""
 
     def __init__(self, *hooks: ModelHook) -> None:
         self.hooks = hooks
@@ -192,6 +184,12 @@ def remove_hook_from_submodules(module: nn.Module) -> None:
     remove_hook_from_module(module, recurse=True)
 
 
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether hooks of hpcaccel or Accelerate give modules of the model their weights only during their ``forward``."""
+    hooks = [module.__dict__["_hf_hook"] for module in model.modules() if "_hf_hook" in module.__dict__]
+    return any(getattr(one, "offload", False) is True for hook in hooks for one in getattr(hook, "hooks", (hook,)))
+
+
 class CpuOffload(ModelHook):
     """Keeps a module in CPU memory until its ``forward`` is called, which moves it to the device, where it stays.
 
@@ -239,61 +237,3 @@ class UserCpuOffloadHook:
     def remove(self) -> None:
         """Remove the hook from the module."""
         remove_hook_from_module(self.model)
-
-
-class LayerwiseCastingHook(ModelHook):
-    """Stores the weights of a module in one dtype, and computes in another.
-
-    Args:
-        storage_dtype: dtype of the weights outside of ``forward``, unless it has raised an error.
-        compute_dtype: dtype of the weights inside ``forward``.
-        non_blocking: whether the casts are asynchronous, where the device can do this.
-    """
-
-    def __init__(self, storage_dtype: torch.dtype, compute_dtype: torch.dtype, non_blocking: bool) -> None:
-        self.storage_dtype = storage_dtype
-        self.compute_dtype = compute_dtype
-        self.non_blocking = non_blocking
-
-    def init_hook(self, module: nn.Module) -> nn.Module:
-        return module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
-
-    @outside_compiled_code
-    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        module.to(dtype=self.compute_dtype, non_blocking=self.non_blocking)
-        return args, kwargs
-
-    @outside_compiled_code
-    def post_forward(self, module: nn.Module, output: Any) -> Any:
-        module.to(dtype=self.storage_dtype, non_blocking=self.non_blocking)
-        return output
-
-
-def attach_layerwise_casting_hooks(
-    module: nn.Module,
-    storage_dtype: torch.dtype,
-    compute_dtype: torch.dtype,
-    skip_modules_pattern: str | Iterable[str] | None = None,
-    skip_modules_classes: tuple[type[nn.Module], ...] | None = None,
-    non_blocking: bool = False,
-) -> None:
-    """Attach a ``LayerwiseCastingHook`` to each linear and convolutional layer of a model.
-
-    Args:
-        skip_modules_pattern: regular expressions; a module whose name contains a match, and all modules inside it, keep
-            their dtype.
-        skip_modules_classes: modules of these classes, and all modules inside them, keep their dtype.
-        non_blocking: whether the casts are asynchronous, where the device can do this.
-    """
-    patterns = [skip_modules_pattern] if isinstance(skip_modules_pattern, str) else list(skip_modules_pattern or ())
-
-    def attach(part: nn.Module, name: str) -> None:
-        if isinstance(part, skip_modules_classes or ()) or any(re.search(pattern, name) for pattern in patterns):
-            return
-        if isinstance(part, SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING):
-            add_hook_to_module(part, LayerwiseCastingHook(storage_dtype, compute_dtype, non_blocking), append=True)
-            return
-        for child_name, child in part.named_children():
-            attach(child, f"{name}.{child_name}" if name else child_name)
-
-    attach(module, "")

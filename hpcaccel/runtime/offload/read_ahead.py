@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hpcaccel.runtime.distributed import device_backend
+
 __all__ = ["Arrived", "ReadAhead", "Reader"]
 
 ENOUGH_BYTES = 1 << 20
@@ -88,7 +90,7 @@ class ReadAhead:
         arrived = future.result()
         device = reader.target()
         if arrived.event is not None and device is not None:
-            stream = getattr(torch, device.type).current_stream(device)
+            stream = device_backend.module_of(device.type).current_stream(device)
             stream.wait_event(arrived.event)
             for tensor in arrived.tensors.values():
                 tensor.record_stream(stream)
@@ -117,7 +119,7 @@ def _read(reader: Reader) -> Arrived:
     if device.type not in ("cuda", "xpu"):
         return Arrived(reader.read(), None)
     # On a stream of its own, so that the copies do not wait for the computation.
-    module = getattr(torch, device.type)
+    module = device_backend.module_of(device.type)
     stream = module.Stream(device=device)
     with module.stream(stream):
         tensors = reader.read()

@@ -13,9 +13,24 @@ from torch import nn
 from hpcaccel.runtime.compat.out_of_memory import clear_device_cache
 from hpcaccel.runtime.offload.device_memory import as_device
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError, as_dtype
+from hpcaccel.runtime.offload.quantized_tensors import (
+    bits_of,
+    forget_state,
+    like_quantized,
+    original_shape,
+    place_quantized,
+    scales_in,
+)
 from hpcaccel.runtime.offload.weight_store import load_offloaded_weight
 
-__all__ = ["TiedTensors", "get_non_persistent_buffers", "like", "load_offloaded_weights", "set_module_tensor_to_device"]
+__all__ = [
+    "TiedTensors",
+    "clear_cache_of",
+    "get_non_persistent_buffers",
+    "like",
+    "load_offloaded_weights",
+    "set_module_tensor_to_device",
+]
 
 TiedTensors = dict[Hashable, dict[torch.device, torch.Tensor]]
 """For each tied tensor, what is on the devices now. The key is the address of the tensor's data, or any other key."""
@@ -32,24 +47,24 @@ def set_module_tensor_to_device(
     non_blocking: bool = False,
     clear_cache: bool = True,
 ) -> None:
-    """Move a parameter or a buffer of a module, and optionally set its value. The module gets a new tensor.
+    """Move a parameter or a buffer of a module, or set its value. A weight of bitsandbytes is quantised on the device.
 
     Args:
         tensor_name: name below ``module``, such as ``"block.0.weight"``.
         device: a device, its name, or the index of an accelerator.
-        value: new value, of the same shape; needed if the tensor is on the meta device.
+        value: new value, of the same shape; needed if the tensor is on the meta device. For a weight of bitsandbytes it
+            may be quantised already: in 8 bits, with ``fp16_statistics``, or in 4 bits, as the weight's own were.
         dtype: dtype of a floating-point ``value``; default: the tensor's present dtype.
-        fp16_statistics: must be None; bitsandbytes is not supported.
+        fp16_statistics: the scales of an 8-bit ``value`` of bitsandbytes, one number per row.
         tied_params_map: tied tensors; if one is on the device already, the module gets that one.
         non_blocking: whether copies are asynchronous, where the device can do this.
-        clear_cache: whether to release the memory that torch has cached on the device.
+        clear_cache: whether to release the memory that torch has cached on the device. This waits for the device: a
+            caller that moves many tensors passes False, and calls ``clear_cache_of`` once at the end.
 
     Raises:
         OffloadError: the module has no such tensor; the tensor is on the meta device, and there is no value; shapes
-            differ; ``fp16_statistics`` is given.
+            differ; ``fp16_statistics`` are given for another tensor than an 8-bit weight, or missing for one.
     """
-    if fp16_statistics is not None:
-        raise OffloadError("fp16_statistics belong to 8-bit weights of bitsandbytes, which hpcaccel does not support")
     owner_name, _, name = tensor_name.rpartition(".")
     owner = module.get_submodule(owner_name)
     slots: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
@@ -57,30 +72,59 @@ def set_module_tensor_to_device(
     if present is None:
         raise OffloadError(f"{type(owner).__name__} has no parameter and no buffer {tensor_name!r}")
     target = as_device(device)
+    if fp16_statistics is not None and bits_of(present) != 8:
+        raise OffloadError(f"{tensor_name} is no 8-bit weight of bitsandbytes: fp16_statistics do not belong to it")
     tied = _tied(tied_params_map, value, present)
     if tied is not None and target in tied:
         slots[name] = tied[target]
         return
     if present.is_meta and target.type != "meta" and value is None:
         raise OffloadError(f"{tensor_name} is on the meta device: pass the value that it gets on {target}")
+    if value is not None and value.shape not in (present.shape, original_shape(present)):
+        shapes = f"has the shape {tuple(present.shape)}, and its new value {tuple(value.shape)}"
+        raise OffloadError(f"{tensor_name} {shapes}")
     with torch.no_grad():
-        if value is None:
-            cast = as_dtype(dtype) if target.type == "meta" and present.is_floating_point() else None
-            new = present.to(target, cast or present.dtype, non_blocking=non_blocking)
+        if bits_of(present):
+            scales = scales_in(owner).get("SCB") if value is None else fp16_statistics
+            new = place_quantized(present, target, value, dtype=as_dtype(dtype), scales=scales)
+            if new is not present:
+                forget_state(owner)
         else:
-            if present.shape != value.shape:
-                raise OffloadError(
-                    f"{tensor_name} has the shape {tuple(present.shape)}, and its new value {tuple(value.shape)}"
-                )
-            is_float = value.is_floating_point() or value.is_complex()
-            cast = present.dtype if dtype is None else as_dtype(dtype) if is_float else None
-            new = value.detach().to(target, cast or value.dtype, non_blocking=non_blocking)
-        if new is not present:
-            slots[name] = like(present, new)
-    if clear_cache and target.type not in ("cpu", "meta"):
-        clear_device_cache()
+            new = _placed(present, target, value, dtype, non_blocking=non_blocking)
+        slots[name] = new
+    if clear_cache:
+        clear_cache_of(target)
     if tied is not None:
-        tied[target] = slots[name]
+        tied[target] = new
+
+
+def _placed(
+    present: torch.Tensor,
+    target: torch.device,
+    value: torch.Tensor | None,
+    dtype: torch.dtype | str | None,
+    *,
+    non_blocking: bool,
+) -> torch.Tensor:
+    """What a module gets in place of ``present``; arguments as in ``set_module_tensor_to_device``."""
+    if value is None:
+        cast = as_dtype(dtype) if target.type == "meta" and present.is_floating_point() else None
+        new = present.to(target, cast or present.dtype, non_blocking=non_blocking)
+    else:
+        is_float = value.is_floating_point() or value.is_complex()
+        cast = present.dtype if dtype is None else as_dtype(dtype) if is_float else None
+        new = value.detach().to(target, cast or value.dtype, non_blocking=non_blocking)
+    return present if new is present else like(present, new)
+
+
+def clear_cache_of(*devices: Any) -> None:
+    """Release the memory that torch has cached, if any of the devices is an accelerator.
+
+    Args:
+        devices: devices, their names, indices of accelerators, ``"disk"`` or None.
+    """
+    if any(str(device).partition(":")[0] not in ("cpu", "meta", "disk", "None") for device in devices):
+        clear_device_cache()
 
 
 def _tied(
@@ -94,6 +138,8 @@ def like(present: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """``new`` as a parameter with the attributes of ``present``, if that is a parameter."""
     if not isinstance(present, nn.Parameter):
         return new
+    if bits_of(present):
+        return like_quantized(present, new)  # type: ignore[no-any-return]
     grad = present.requires_grad and (new.is_floating_point() or new.is_complex())
     kind = type(present) if issubclass(type(present), nn.Parameter) else nn.Parameter
     made = kind(new, requires_grad=grad)

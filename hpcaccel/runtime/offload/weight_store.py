@@ -120,7 +120,9 @@ def read_index(folder: str | os.PathLike[str]) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot read the index of offloaded weights {path}: {error}") from error
     if not isinstance(found, dict):
-        raise CheckpointError(f"{path} is not an index of offloaded weights")
+        raise CheckpointError(
+            f"{path} is not an index of offloaded weights. Pass a folder that offload_state_dict() has written"
+        )
     return found
 
 
@@ -237,7 +239,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
     @property
     def all_keys(self) -> list[str]:
-        """All names."""
+        """The names of all tensors."""
         return list(dict.fromkeys([*self.state_dict, *self.index]))
 
     def stored(self, key: str) -> MappedTensor:
