@@ -45,12 +45,10 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.handlers import GradScalerKwargs as GradScalerKwargs
     from hpcaccel.runtime.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
     from hpcaccel.runtime.handlers import MSAMPRecipeKwargs as MSAMPRecipeKwargs
-    from hpcaccel.runtime.handlers import ParallelismConfig as ParallelismConfig
     from hpcaccel.runtime.handlers import ProfileKwargs as ProfileKwargs
     from hpcaccel.runtime.handlers import ProjectConfiguration as ProjectConfiguration
     from hpcaccel.runtime.handlers import TERecipeKwargs as TERecipeKwargs
     from hpcaccel.runtime.handlers import TorchDynamoPlugin as TorchDynamoPlugin
-    from hpcaccel.runtime.handlers import TorchTensorParallelConfig as TorchTensorParallelConfig
     from hpcaccel.runtime.handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
     from hpcaccel.runtime.local_launch import debug_launcher as debug_launcher
     from hpcaccel.runtime.local_launch import notebook_launcher as notebook_launcher
@@ -61,6 +59,9 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.offload.dispatch import dispatch_model as dispatch_model
     from hpcaccel.runtime.parallel.meta_device import init_empty_weights as init_empty_weights
     from hpcaccel.runtime.parallel.meta_device import init_on_device as init_on_device
+    from hpcaccel.runtime.parallelism_config import ParallelismConfig as ParallelismConfig
+    from hpcaccel.runtime.parallelism_config import TorchTensorParallelConfig as TorchTensorParallelConfig
+    from hpcaccel.runtime.pipeline.pipelining import prepare_pippy as prepare_pippy
     from hpcaccel.runtime.rank_logger import get_logger as get_logger
     from hpcaccel.runtime.rng.determinism import set_seed as set_seed
     from hpcaccel.runtime.rng.generators import (
@@ -107,9 +108,9 @@ _NAMES = {
     "hpcaccel.runtime.handlers": """
         AORecipeKwargs AutocastKwargs DataLoaderConfiguration DistributedDataParallelKwargs
         FP8RecipeKwargs FullyShardedDataParallelPlugin GradScalerKwargs GradientAccumulationPlugin
-        InitProcessGroupKwargs MSAMPRecipeKwargs ParallelismConfig ProfileKwargs
-        ProjectConfiguration TERecipeKwargs TorchDynamoPlugin TorchTensorParallelConfig
-        TorchTensorParallelPlugin""",
+        InitProcessGroupKwargs MSAMPRecipeKwargs ProfileKwargs
+        ProjectConfiguration TERecipeKwargs TorchDynamoPlugin TorchTensorParallelPlugin""",
+    "hpcaccel.runtime.parallelism_config": "ParallelismConfig TorchTensorParallelConfig",
     "hpcaccel.runtime.deepspeed.plugin": "DeepSpeedPlugin",
     "hpcaccel.runtime.enums": """
         DDPCommunicationHookType DistributedType DynamoBackend LoggerType PrecisionType RNGType""",
@@ -122,6 +123,7 @@ _NAMES = {
     "hpcaccel.runtime.offload.device_map": "infer_auto_device_map",
     "hpcaccel.runtime.offload.dispatch": "cpu_offload cpu_offload_with_hook disk_offload dispatch_model",
     "hpcaccel.runtime.checkpointing.sharded_load": "load_sharded",
+    "hpcaccel.runtime.pipeline.pipelining": "prepare_pippy",
     # Collectives and random generators
     "hpcaccel.runtime.distributed.collectives.functions": """
         broadcast broadcast_object_list gather gather_object pad_across_processes reduce
@@ -146,7 +148,7 @@ _PAGES = (
 )  # fmt: skip
 """Modules under Accelerate's import paths. They are also attributes of this package."""
 
-_ABSENT = ("prepare_pippy", "rich")
+_ABSENT = ("rich",)
 """Names that Accelerate exports and hpcaccel does not support. Accessing one raises an error that gives the reason."""
 
 _EXTRA = {"numpy": "train", "torch": "train"}
@@ -158,6 +160,8 @@ __all__ = sorted({*_HOME} - {"map"})  # noqa: PLE0605 - a star import must not h
 def __getattr__(name: str) -> Any:
     if name in _PAGES:
         return import_module(f"hpcaccel.{name}")
+    if name == "rich":  # not in dir(hpcaccel): this import changes how tracebacks are printed
+        return import_module("hpcaccel.utils.rich")
     if name in _ABSENT:
         import_module("hpcaccel.runtime.compat.unsupported").refuse(name)
     if name not in _HOME:  # during a subpackage's first import, Python looks it up here and handles this error

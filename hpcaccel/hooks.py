@@ -7,9 +7,9 @@ from hpcaccel.runtime.offload.attach import (
     attach_align_device_hook_on_blocks,
     attach_execution_device_hook,
 )
+from hpcaccel.runtime.offload.layerwise_casting import LayerwiseCastingHook
 from hpcaccel.runtime.offload.module_hooks import (
     CpuOffload,
-    LayerwiseCastingHook,
     ModelHook,
     SequentialHook,
     UserCpuOffloadHook,

@@ -8,20 +8,13 @@ from typing import Any
 import pytest
 
 from hpcaccel.checkpoint_files import MANIFEST, checkpoint_name
-from hpcaccel.core.attempt_steps import (
-    STEP_COUNTER,
-    AttemptSteps,
-    LoggedSteps,
-    complete_timing,
-    count_steps,
-    read_counter,
-    read_steps,
-)
+from hpcaccel.core.attempt_steps import AttemptSteps, LoggedSteps, complete_timing, count_steps, read_steps
 from hpcaccel.core.durable_files import append_line, read_json, write_json
 from hpcaccel.core.metrics_reader import Logged
 from hpcaccel.core.rank_records import Beat, Outcome, Progress, Timing
 from hpcaccel.core.records import AttemptEnd, AttemptStart, to_dict
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.step_counter import FORMAT, read_counter
 from hpcaccel.node.ledger import Ledger, how_far
 
 
@@ -44,7 +37,7 @@ def times(run: RunDir, **facts: Any) -> None:
 
 
 def counted(run: RunDir, step: int, when: float) -> None:
-    run.step_counter(1).write_bytes(STEP_COUNTER.pack(step, when, step, when))
+    run.step_counter(1).write_bytes(FORMAT.pack(step, when, step, when))
 
 
 def test_timing_of_a_killed_attempt_is_completed_from_the_step_counter(run: RunDir) -> None:
@@ -82,7 +75,7 @@ def test_half_written_step_counter_is_ignored(run: RunDir) -> None:
     counted(run, 199, when)
     assert read_counter(run, 1) == (199, when)
     torn = [(299, when, 199, when), (299, when + 1, 199, when), (299, when + 1, 299, when)]
-    for data in (*(STEP_COUNTER.pack(*values) for values in torn), bytes(STEP_COUNTER.size), bytes(20), b""):
+    for data in (*(FORMAT.pack(*values) for values in torn), bytes(FORMAT.size), bytes(20), b""):
         run.step_counter(1).write_bytes(data)
         assert read_counter(run, 1) is None, data
 

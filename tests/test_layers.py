@@ -18,7 +18,7 @@ PAGES = [
     "local_sgd", "logging", "memory_utils", "optimizer", "parallelism_config", "scheduler", "state", "test_utils",
     "tracking", "utils",
 ]  # fmt: skip
-"""Accelerate's import paths: modules that only re-export names of the runtime."""
+"""Accelerate's import paths: modules that only re-export names of the runtime, and of ``launch``."""
 ROWS = {
     "login": ["spec", "render", "submission", "sweeps", "launch", "view", "cli"],
     "batch step": ["node"],
@@ -55,9 +55,9 @@ RANK_PROGRAMS = {
 }  # fmt: skip
 """Programs that run in the ranks' Python and not where they are stored. Nothing imports them."""
 OPTIONAL = {
-    "deepspeed", "transformers",
-    "safetensors", "torchao", "torchdata", "tqdm", "transformer_engine", "aim", "clearml", "comet_ml", "dvclive",
-    "matplotlib", "mlflow", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
+    "deepspeed", "timm", "transformers",
+    "bitsandbytes", "safetensors", "torchao", "torchdata", "tqdm", "transformer_engine", "aim", "clearml", "comet_ml",
+    "dvclive", "matplotlib", "mlflow", "rich", "swanlab", "tensorboard", "tensorboardX", "trackio", "wandb", "yaml",
 }  # fmt: skip
 """Packages that a rank imports only inside the function that needs them."""
 
@@ -125,7 +125,7 @@ def test_imports_have_no_cycle() -> None:
 
 
 RUNTIME = {
-    "config": ["configuration", "enums", "handlers", "launch_env", "settings"],
+    "config": ["configuration", "enums", "handlers", "launch_env", "parallelism_config", "settings"],
     "signals": ["child_signals", "stop_flag"],
     "distributed": ["distributed", "rank_logger"],
     "rng": ["rng"],
@@ -139,7 +139,7 @@ RUNTIME = {
     "deepspeed": ["deepspeed"],
     "session": ["training_session"],
     "states": ["states"],
-    "batch inference": ["batch_inference"],
+    "batch inference": ["batch_inference", "pipeline"],
     "accelerator": [
         "accelerator", "accelerator_mixins", "accelerator_setup", "forked_ranks", "local_launch", "model_preparation",
         "notebook_cells", "preparation", "rank_output", "save_state", "script_api",
@@ -201,7 +201,7 @@ NODE = {
     "ledger": ["ledger"],
     "chain": ["chain"],
     "preparation": ["preparation"],
-    "stop sequence": ["stop_sequence"],
+    "stop sequence": ["stop_sequence", "stop_timing"],
     "decision": ["decision"],
     "job": ["job"],
     "attempt": ["attempt"],
@@ -237,7 +237,7 @@ def may_import(room: str) -> set[str]:
     if room in BASE:
         return {*BASE[: BASE.index(room) + 1]}
     if room in PAGES:
-        return {*BASE, *ROWS["rank"], *PAGES}
+        return {*BASE, *ROWS["rank"], *PAGES, "launch"}
     row = next(row for row in ROWS.values() if room in row)
     return {*BASE, *row[: row.index(room) + 1]}
 

@@ -72,9 +72,9 @@ def parameters(value: Any) -> str:
 def test_commands_and_options_are_as_recorded() -> None:
     import typer
 
-    from hpcaccel.cli.main import app
+    from hpcaccel.cli.main import program
 
-    pages = list(help_pages(typer.main.get_command(app), "hpcaccel", None))
+    pages = list(help_pages(typer.main.get_command(program()), "hpcaccel", None))
     assert is_as_recorded("help.txt", "\n\n".join(pages) + "\n")
 
 

@@ -25,8 +25,8 @@ NAMES = """
     TorchTensorParallelConfig TorchTensorParallelPlugin broadcast broadcast_object_list cpu_offload
     cpu_offload_with_hook debug_launcher disk_offload dispatch_model find_executable_batch_size gather gather_object
     get_logger infer_auto_device_map init_empty_weights init_on_device is_initialized is_rich_available
-    load_checkpoint_and_dispatch load_checkpoint_in_model load_sharded notebook_launcher pad_across_processes reduce
-    set_seed skip_first_batches synchronize_rng_states wait_for_everyone
+    load_checkpoint_and_dispatch load_checkpoint_in_model load_sharded notebook_launcher pad_across_processes
+    prepare_pippy reduce set_seed skip_first_batches synchronize_rng_states wait_for_everyone
 """
 ANYWHERE = {"StopGate", "log", "should_stop", "stop_gate"}
 """For programs with or without torch."""
@@ -63,8 +63,6 @@ def test_unsupported_accelerate_name_is_refused_with_the_reason() -> None:
     for page in ("hpcaccel.utils", "hpcaccel.utils.dataclasses"):
         with pytest.raises(ImportError, match=r"has no MegatronLMPlugin\. Megatron-LM is not supported: .*fsdp"):
             exec(f"from {page} import MegatronLMPlugin")
-    with pytest.raises(ImportError, match=r"has no prepare_pippy\. Pipeline parallelism is not supported"):
-        exec("from hpcaccel import prepare_pippy")
 
 
 def test_module_of_the_base_can_be_imported_without_the_runtime(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 
 def stored_lengths(plan: SavePlan) -> list[int]:
-    """Stored size in bytes of each chunk of a plan, padding included."""
+    """Stored size in bytes of each chunk of a plan, including padding."""
     return [length + -length % ALIGNMENT_BYTES for length in map(_length, plan.items)]
 
 

@@ -249,7 +249,7 @@ def _differences(content: dict[str, Any], *, world_size: int, mesh: dict[str, An
         found.append("saved by an older version of hpcaccel, which did not check where the batches came from")
     found += [f"{key}: {content[key]} at the save, {value} now" for key, value in now.items() if content[key] != value]
     then = content.get("mesh")
-    if then and mesh and then != mesh and content["world_size"] == world_size:
+    if then and mesh and _mesh_text(then) != _mesh_text(mesh) and content["world_size"] == world_size:
         found.append(f"mesh: {_mesh_text(then)} at the save, {_mesh_text(mesh)} now")
     if missing := content.get("missing_rng"):
         found.append(f"{ranks_text(missing)} did not take part in the save and saved no random state")
@@ -257,7 +257,7 @@ def _differences(content: dict[str, Any], *, world_size: int, mesh: dict[str, An
 
 
 def _mesh_text(mesh: dict[str, Any]) -> str:
-    sizes = {name: size for name, size in mesh.items() if name != "strategy" and size != 1}
+    sizes = {name: size for name, size in sorted(mesh.items()) if name != "strategy" and size != 1}
     return " ".join([str(mesh.get("strategy", "")), *(f"{name} {size}" for name, size in sizes.items())])
 
 

@@ -42,7 +42,7 @@ class Piece:
     length: int
     stored: int
     crc32: int
-    """CRC of all stored bytes, padding included, so that every byte of a file is covered."""
+    """CRC of all stored bytes, including padding, so that every byte of a file is covered."""
 
 
 @dataclass(frozen=True)

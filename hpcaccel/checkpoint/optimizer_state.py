@@ -6,7 +6,7 @@ override these methods work. No state is created for an optimizer that has not t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint.tree import PackedTree, pack, tensor_nodes, unpack
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["pack_optimizer", "restore_optimizer", "targets"]
+__all__ = ["load_exactly", "pack_optimizer", "restore_optimizer", "targets"]
 
 _NOT_SAVED = {"params", "param_names"}
 """Keys of a parameter group that list its parameters; the parameters are saved by public name, in ``members``."""
@@ -95,9 +95,20 @@ def restore_optimizer(
         {**unpack(saved, tensor), "params": group["params"]}
         for saved, group in zip(tree["groups"], state_dict["param_groups"], strict=True)
     ]
+    load_exactly(optimizer, {**unpack(tree["extra"], tensor), "state": state, "param_groups": groups}, exact)
+
+
+def load_exactly(
+    optimizer: Optimizer, state_dict: dict[str, Any], saved: Iterable[tuple[torch.Tensor, dict[str, Any]]]
+) -> None:
+    """``load_state_dict``, without changes of dtypes, and with the same tensors as hyperparameters as before.
+
+    Args:
+        saved: for each parameter, its saved state.
+    """
     before = [dict(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict({**unpack(tree["extra"], tensor), "state": state, "param_groups": groups})
-    for parameter, saved_state in exact:
+    optimizer.load_state_dict(state_dict)
+    for parameter, saved_state in saved:
         _undo_casts(optimizer.state.get(parameter, {}), saved_state)
     for group, old in zip(optimizer.param_groups, before, strict=True):
         _keep_tensors(group, old)

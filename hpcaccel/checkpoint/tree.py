@@ -177,7 +177,7 @@ class _Packer:
     def _bytes(self, kind: str, value: bytes, path: str) -> Any:
         if len(value) <= MAX_INLINE_BYTES:
             return {TYPE: kind, "base64": base64.b64encode(value).decode()}
-        return {TYPE: kind, "key": self._store(torch.frombuffer(bytearray(value), dtype=torch.uint8), path)}
+        return {TYPE: kind, "key": self._store_bytes(value, path)}
 
     def _tensor(self, value: torch.Tensor, path: str) -> Any:
         if type(value) not in _TENSORS:
@@ -196,20 +196,19 @@ class _Packer:
 
         if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufcmMSU":
             if isinstance(value, np.generic):
-                return {
-                    TYPE: "numpy_scalar",
-                    "dtype": value.dtype.str,
-                    "base64": base64.b64encode(value.tobytes()).decode(),
-                }
+                data = base64.b64encode(value.tobytes()).decode()
+                return {TYPE: "numpy_scalar", "dtype": value.dtype.str, "base64": data}
             if type(value) is np.ndarray:
-                data = torch.frombuffer(bytearray(value.tobytes()), dtype=torch.uint8) if value.nbytes else _EMPTY
                 return {
                     TYPE: "array",
                     "dtype": value.dtype.str,
                     "shape": list(value.shape),
-                    "key": self._store(data, path),
+                    "key": self._store_bytes(value.tobytes(), path),
                 }
         raise _unsupported(value, path)
+
+    def _store_bytes(self, data: bytes, path: str) -> str:
+        return self._store(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _EMPTY, path)
 
     def _store(self, tensor: torch.Tensor, path: str) -> str:
         """Add a tensor under a unique key. Two paths may be equal if names contain dots or brackets."""
@@ -242,10 +241,6 @@ def _raw(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> bytes:
 
 def _items(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> list[Any]:
     return [unpack(item, tensor) for item in node["items"]]
-
-
-def _deque(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> collections.deque[Any]:
-    return collections.deque(_items(node, tensor), maxlen=node["maxlen"])
 
 
 def _default_dict(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -> collections.defaultdict[Any, Any]:
@@ -284,7 +279,7 @@ _UNPACK: dict[str, Callable[[dict[str, Any], Callable[[str], torch.Tensor]], Any
     "set": lambda node, tensor: set(_items(node, tensor)),
     "frozenset": lambda node, tensor: frozenset(_items(node, tensor)),
     "size": lambda node, tensor: torch.Size(_items(node, tensor)),
-    "deque": _deque,
+    "deque": lambda node, tensor: collections.deque(_items(node, tensor), maxlen=node["maxlen"]),
     "dict": lambda node, tensor: dict(_items(node, tensor)),
     "ordered_dict": lambda node, tensor: collections.OrderedDict(_items(node, tensor)),
     "counter": lambda node, tensor: collections.Counter(dict(_items(node, tensor))),
@@ -297,6 +292,8 @@ def _unpack_typed(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -
         build = _UNPACK[node[TYPE]]
     except KeyError:
         raise CheckpointError(
-            f"this checkpoint contains a value of type {node[TYPE]!r}, which this version of hpcaccel does not support"
+            f"this checkpoint contains a value of type {node[TYPE]!r}, which this version of hpcaccel does not "
+            "support. "
+            "Upgrade hpcaccel"
         ) from None
     return build(node, tensor)

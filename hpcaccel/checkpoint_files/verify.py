@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files.checksums import OnProgress, VerifyReport, verify_ours
 from hpcaccel.checkpoint_files.dcp_reader import is_dcp, verify_dcp
 from hpcaccel.checkpoint_files.torch_archive import archive_problem, is_archive
-from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, safetensors_problems
-from hpcaccel.errors import CheckpointError
+from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, read_index, safetensors_problems
+from hpcaccel.errors import CheckpointError, Damaged
 
 __all__ = ["checkpoints_in", "is_ours", "verify", "weight_files"]
 
@@ -98,9 +97,9 @@ def _index_problems(path: Path, names: set[str]) -> list[str]:
         if not path.is_dir() or not index.is_file():
             continue
         try:
-            wanted = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problems.append(f"{index} is damaged: {error!r}")
+            wanted = set(read_index(index).values())
+        except Damaged as error:
+            problems.append(str(error))
             continue
         problems += [f"{path / name} is missing, but {index.name} refers to it" for name in sorted(wanted - names)]
     return problems

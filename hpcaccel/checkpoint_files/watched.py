@@ -18,9 +18,9 @@ from pathlib import Path
 
 from hpcaccel import checkpoint_files
 from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.launch_spec import RUN_DIR, LaunchWatch, find_launch
+from hpcaccel.core.launch_spec import LaunchWatch, find_launch
 from hpcaccel.core.records import AttemptEnd
-from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import RunDirectoryError
 
 __all__ = ["SavedCheckpoint", "WatchedCheckpoint", "is_whole", "newest_saved", "watched"]
@@ -63,7 +63,11 @@ def watched(run: RunDir) -> list[WatchedCheckpoint]:
         return []
     watch = launch.watch
     pattern = watch.glob.replace(RUN_DIR, glob.escape(str(run.path)))
-    found = [one for path in glob.iglob(pattern, recursive=True) if (one := _look(Path(path), watch)) is not None]
+    paths = [Path(path) for path in glob.iglob(pattern, recursive=True)]
+    last: dict[Path, int] = {}
+    for path in paths:
+        last[path.parent] = max(last.get(path.parent, 0), _step(path, watch) or 0)
+    found = [one for path in paths if (one := _look(path, watch, last=last[path.parent])) is not None]
     return sorted(found, key=lambda one: (one.complete, one.time, one.step or 0))
 
 
@@ -97,25 +101,33 @@ def _is_named(line: AttemptEnd) -> bool:
     return "://" in name or os.path.exists(name)
 
 
-def _look(path: Path, watch: LaunchWatch) -> WatchedCheckpoint | None:
-    """The checkpoint at ``path``; None if it has been deleted in the meantime, or is neither file nor directory."""
+def _step(path: Path, watch: LaunchWatch) -> int | None:
     match = re.search(watch.step, str(path) if "/" in watch.step else path.name)
-    step = int(match[1]) if match and match[1] and match[1].isdecimal() else None
+    return int(match[1]) if match and match[1] and match[1].isdecimal() else None
+
+
+def _look(path: Path, watch: LaunchWatch, *, last: int) -> WatchedCheckpoint | None:
+    """The checkpoint at ``path``; None if it has been deleted in the meantime, or is neither file nor directory.
+
+    Args:
+        last: the highest step of the checkpoints in the same folder, complete or not.
+    """
+    step = _step(path, watch)
     try:
         mode = path.stat().st_mode
         if stat.S_ISREG(mode):
             return WatchedCheckpoint(path=path, step=step, complete=is_whole(path), time=path.stat().st_mtime)
         if not stat.S_ISDIR(mode):
             return None
-        mark = _mark(path, watch.complete, step)
+        mark = _mark(path, watch.complete, step, last=last)
         time = (path if mark is None else mark).stat().st_mtime
     except (OSError, ValueError, NotImplementedError):  # the last two: an unusable pattern in ``complete``
         return None
     return WatchedCheckpoint(path=path, step=step, complete=mark is not None, time=time)
 
 
-def _mark(path: Path, complete: str | None, step: int | None) -> Path | None:
-    """The path whose modification time tells when the checkpoint directory ``path`` was completed; None if the
+def _mark(path: Path, complete: str | None, step: int | None, *, last: int) -> Path | None:
+    """The path whose modification time is when the checkpoint directory ``path`` was completed; None if the
     checkpoint is incomplete. ``complete`` is a pattern for a file in a complete directory or, if it begins with
     ``../``, the name of a file outside that contains the last complete step.
 
@@ -127,9 +139,13 @@ def _mark(path: Path, complete: str | None, step: int | None) -> Path | None:
     if not complete.startswith("../"):
         return next(iter(sorted(path.glob(complete))), None)
     try:
-        numbers = re.findall(r"\d+", (path / complete).read_text(errors="replace"))
+        text = (path / complete).read_text(errors="replace")
     except FileNotFoundError:
         return None
+    numbers = re.findall(r"\d+", text)
+    if not text.strip():
+        # It is being rewritten, or its writer was killed. The last save may be incomplete; those before it are not.
+        numbers = [str(last - 1)] if last else []
     # This file is rewritten after each checkpoint: its time does not show when an earlier checkpoint was completed.
     return path if numbers and step is not None and step <= int(numbers[-1]) else None
 

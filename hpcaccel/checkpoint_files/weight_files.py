@@ -37,6 +37,7 @@ __all__ = [
     "index_text",
     "parse_size",
     "read_head",
+    "read_index",
     "safetensors_problems",
     "share_out",
 ]
@@ -111,6 +112,25 @@ def index_text(places: Mapping[str, str], total_bytes: int) -> str:
     """The JSON text of an index, which maps each tensor to its file."""
     index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(places.items()))}
     return json.dumps(index, indent=2) + "\n"
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """For each tensor's name in an index, the name of its file. The names are the values of ``weight_map``, or of the
+    whole object if it has no such key.
+
+    Raises:
+        Damaged: the file is missing, or is not an index.
+    """
+    try:
+        index = json.loads(path.read_bytes())
+        places = index.get("weight_map", index)
+        if not all(isinstance(file, str) for file in places.values()):
+            raise TypeError("a file name is not a string")
+        return dict(places)
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Damaged(f"{path} is not an index of weight files, or is damaged: {error!r}") from None
 
 
 def parse_size(text: str) -> int | None:

@@ -21,7 +21,7 @@ __all__ = ["StepsBetweenBatches"]
 class StepsBetweenBatches(ABC):
     """Counts optimizer steps, and reports them to the process's stop gate between two batches.
 
-    When the script takes the next batch, the optimizer step before it is over, scheduler and ``zero_grad`` included.
+    When the script takes the next batch, the previous optimizer step is over, including scheduler and ``zero_grad``.
     Outside of a run there is no gate, and steps are only counted.
 
     Args:
@@ -49,7 +49,7 @@ class StepsBetweenBatches(ABC):
 
     @property
     def done(self) -> int:
-        """Number of optimizer steps done, with the one since the last batch, which is not reported yet."""
+        """Number of optimizer steps done, including the one since the last batch, which has not been reported yet."""
         return self._step + self._stepped
 
     def note_step(self, *_: Any) -> None:

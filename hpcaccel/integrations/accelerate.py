@@ -6,9 +6,9 @@
     if (path := newest_checkpoint(args.output_dir)) is not None:     # unless the script resumes by itself
         accelerator.load_state(path)
 
-When the script takes the next batch from a prepared DataLoader, the optimizer step before it is over, scheduler and
-``zero_grad`` included. This step is then reported to the process's stop gate (``hpcaccel.stop_gate``). Once all ranks
-have agreed on a step to stop at, ``accelerator.save_state`` saves it, and the program exits.
+When the script takes the next batch from a prepared DataLoader, the previous optimizer step is over, including
+scheduler and ``zero_grad``. This step is then reported to the process's stop gate (``hpcaccel.stop_gate``).
+Once all ranks have agreed on a step to stop at, ``accelerator.save_state`` saves it, and the program exits.
 
 ``save_state`` writes no file last on all ranks. So here it waits for all ranks and then writes ``hpcaccel_step.json``
 with the number of optimizer steps; a directory that has this file is complete. ``load_state`` reads the number.

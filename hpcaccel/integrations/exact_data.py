@@ -84,7 +84,7 @@ def exact_loader(
     if isinstance(loader.dataset, IterableDataset):
         raise RuntimeMisuse(
             f"exact_data=True needs a dataset with __getitem__ and __len__, not the iterable {type(loader.dataset)}. "
-            "Remove exact_data=True: the trainer then skips the samples that were used, as it does by itself"
+            "Remove exact_data=True: the trainer then skips the samples that were used, as it does by default"
         )
     group = _ranks(gate, device)
     data_seed = options.pop("data_seed", None)

@@ -7,7 +7,7 @@
     if (path := newest_checkpoint(args.output_dir)) is not None:
         fabric.load(path, state)
 
-When the script takes the next batch from a loader of ``fabric.setup_dataloaders``, the optimizer step before it is
+When the script takes the next batch from a loader of ``fabric.setup_dataloaders``, the previous optimizer step is
 over. This step is then reported to the process's stop gate (``hpcaccel.stop_gate``). Once all ranks have agreed on a
 step to stop at, ``fabric.save(path, state)`` saves it, and the program exits.
 

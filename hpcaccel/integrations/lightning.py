@@ -60,7 +60,7 @@ class HpcaccelCallback(Callback):
     Args:
         exact_data: read the training data with a prepared loader of hpcaccel, in place of Lightning's
             DistributedSampler. Its position and the random generators of all ranks are saved with each checkpoint, so
-            that a resume within an epoch continues with the samples and random numbers of an undisturbed training.
+            that a resume within an epoch continues with the samples and random numbers of an uninterrupted training.
             Needs a map-style dataset and whole epochs.
 
     Raises:

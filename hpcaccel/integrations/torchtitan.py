@@ -11,8 +11,8 @@ Without a script of your own, start ``python -m hpcaccel.integrations.torchtitan
 
 After each step the Trainer calls ``should_continue_training``, which reports the step to the process's stop gate
 (``hpcaccel.stop_gate``). Once all ranks have agreed on a step to stop at, a full checkpoint is saved synchronously in
-the Trainer's own folder, and the program exits inside ``train()``. When torchtitan is started again, it loads by itself
-the checkpoint with the highest number that has a ``.metadata`` file.
+the Trainer's own folder, and the program exits inside ``train()``. When torchtitan is started again, it automatically
+loads the checkpoint with the highest number that has a ``.metadata`` file.
 
 A checkpoint contains the model, the optimizer, the learning rate schedule, the step and the position of the data
 loader. It does not contain the ranks' random generators, so dropout differs after a resume.

@@ -97,9 +97,9 @@ class HpcaccelCallback(transformers.TrainerCallback):
 
     Args:
         exact_data: read the training data with a prepared loader of hpcaccel, whose position is saved with each
-            checkpoint. A resume then reads the samples, and draws the random numbers, of an undisturbed training, even
-            if the dataset draws random numbers itself; and it does not read what it skips. The order of the samples may
-            be another one than without it. Needs a map-style dataset.
+            checkpoint. A resume then reads the samples, and draws the random numbers, of an uninterrupted training,
+            even if the dataset draws random numbers itself; and it does not read what it skips. The order of the
+            samples may differ from the order without it. Needs a map-style dataset.
 
     Raises:
         RuntimeMisuse: when the Trainer is created, if it has ``enable_jit_checkpoint``, with which each rank decides by

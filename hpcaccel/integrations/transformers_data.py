@@ -2,8 +2,8 @@
 
 Source: transformers 5.23, trainer.py. ``_inner_training_loop`` calls ``get_train_dataloader``. After a resume it calls
 ``skip_first_batches``, which reads and discards what was used, and sets the random generators (``_load_rng_state``)
-only after it has read the first batches: a dataset that draws random numbers gets others than in an undisturbed
-training.
+only after it has read the first batches: a dataset that draws random numbers gets different numbers than in an
+uninterrupted training.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ExactTraining:
         if self._position is not None:
             prepared.load_state_dict(self._position)
             for change in prepared.changes:
-                logger.warning("the samples after this resume are not those of an undisturbed run: %s", change)
+                logger.warning("the samples after this resume are not those of an uninterrupted run: %s", change)
         return prepared
 
     def _restore_rng(self) -> None:

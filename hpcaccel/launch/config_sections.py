@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["SECTIONS", "closest", "section_problems", "typed", "with_prefix"]
+__all__ = ["SECTIONS", "closest", "dynamo_backend", "section_problems", "typed", "with_prefix"]
 
 _FSDP = (
     "version", "sharding_strategy", "reshard_after_forward", "offload_params", "auto_wrap_policy",
@@ -109,6 +109,8 @@ def _converted(name: str, value: Any) -> Any:
         return value
     if isinstance(value, list | dict):
         raise ValueError(f"{value!r} must be a single value")
+    if name == "dynamo_backend":
+        return dynamo_backend(value)
     if name in _BOOLEAN:
         if str(value).lower() not in _FLAGS:
             raise ValueError(f"{value!r} must be true or false")
@@ -123,6 +125,11 @@ def _converted(name: str, value: Any) -> Any:
     except ValueError:
         auto = ", or auto" * (name in _OR_AUTO)
         raise ValueError(f"{value!r} must be a {'whole ' * (number is int)}number{auto}") from None
+
+
+def dynamo_backend(value: Any) -> str:
+    """A backend of torch.compile as text. YAML reads an unquoted ``no`` as false, and ``yes`` as true."""
+    return {True: "inductor", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def closest(word: str, known: Iterable[str]) -> str:

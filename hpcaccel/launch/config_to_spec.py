@@ -194,7 +194,7 @@ def _deepspeed(values: dict[str, Any], lines: _Lines) -> dict[str, Any]:
 
 def _compile(values: dict[str, Any], lines: _Lines) -> None:
     backend = str(values.get("dynamo_backend", "NO")).upper()
-    if backend in ("NO", "FALSE"):  # YAML reads an unquoted `no` as false
+    if backend == "NO":
         return
     lines.set("compile", True)
     if backend != "INDUCTOR":
@@ -210,6 +210,8 @@ def _dimensions(values: dict[str, Any], fsdp: dict[str, Any] | None, lines: _Lin
         lines.set("tensor_parallel_size", sizes["tp_size"])
     if sizes.get("dp_replicate_size", 1) > 1 and fsdp is not None:
         fsdp["shard_size"] = sizes.get("dp_shard_size", 1)
-    for key in ("cp_size", "sp_size"):
-        if sizes.get(key, 1) > 1:
+    if sizes.get("cp_size", 1) > 1:
+        lines.set("context_parallel_size", sizes["cp_size"])
+    for key, default in (("cp_comm_strategy", "allgather"), ("sp_size", 1)):
+        if sizes.get(key, default) != default:
             lines.comment(f"parallelism_config_{key}: set it in the script, Accelerator(parallelism_config=...)")

@@ -1,7 +1,7 @@
 """Program that starts one machine's ranks with torchrun's agent. ``hpcaccel launch`` becomes it; nothing imports it.
 
-Unlike torchrun, it forwards SIGUSR1 and SIGUSR2, exits with the code of the first failed rank, and leaves no rank
-behind when it is killed.
+Unlike torchrun, it forwards SIGUSR1 and SIGUSR2, exits with the code of the first failed rank, restarts no ranks that
+have stopped on request, and leaves no rank behind when it is killed.
 
 Usage: ``python -m hpcaccel.launch.elastic_agent [--quiet] N ARGUMENTS``. The first N arguments are torchrun's, with the
 script at their end. The script's own follow, which torchrun's parser would change: it removes a ``--``.
@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hpcaccel.core.records import EXIT_CONTINUED
+
 SHUTDOWN_SECONDS = 300
 """How long ranks may take to end after a signal: long enough to save a checkpoint. torchrun's default is 30."""
 
@@ -31,6 +33,8 @@ class AgentRanks:
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen[Any]] = {}
+        self.asked_to_stop = False
+        """Whether ranks have received SIGUSR2, which asks a training to stop."""
         mark = f"{MARK}={uuid.uuid4().hex}"
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(__file__).with_name("orphan_guard.py")), mark],
@@ -85,6 +89,7 @@ class AgentRanks:
         os.kill(os.getpid(), -code)
 
     def _pass_on(self, signum: int, frame: FrameType | None) -> None:
+        self.asked_to_stop |= signum == signal.SIGUSR2 and bool(self._running)
         for process in self._running.values():
             process.send_signal(signum)
 
@@ -101,6 +106,22 @@ class AgentRanks:
             )
 
 
+def restart_only_after_failures(ranks: AgentRanks) -> None:
+    """Make torchrun restart no ranks, whatever ``--max-restarts`` is, after SIGUSR2 or if a rank has exited with the
+    code of a training that can be resumed: the ranks have stopped, and have not failed."""
+    from torch.distributed.launcher import api
+
+    class Agent(api.LocalElasticAgent):  # type: ignore[misc, unused-ignore]
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            stopped = any(failure.exitcode == EXIT_CONTINUED for failure in result.failures.values())
+            if ranks.asked_to_stop or stopped:
+                self._remaining_restarts = 0
+            return result
+
+    api.LocalElasticAgent = Agent  # type: ignore[misc, unused-ignore]
+
+
 def main() -> None:
     """Run torchrun with this process's arguments, and exit with the first failed rank's exit code."""
     quiet = sys.argv[1] == "--quiet"
@@ -115,6 +136,7 @@ def main() -> None:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
     except ImportError as error:
         sys.exit(f"error: hpcaccel launch needs torch in {sys.executable} to start several ranks: {error}")
+    restart_only_after_failures(ranks)
     try:
         arguments = run.get_args_parser().parse_args(words[:count])
         arguments.training_script_args = words[count:]

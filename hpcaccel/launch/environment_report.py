@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import hpcaccel
+from hpcaccel.core.durable_files import file_system
 from hpcaccel.core.log import Mask
 from hpcaccel.core.run_dir import default_runs_dir
 from hpcaccel.errors import HpcaccelError, UserError
@@ -194,27 +195,14 @@ def _runs_dir(of_profile: str | None) -> dict[str, Any]:
     place = path
     while not place.exists() and place != place.parent:
         place = place.parent
-    found: dict[str, Any] = {"path": masked(str(path)), "exists": path.is_dir(), "file_system": _file_system(place)}
+    found: dict[str, Any] = {"path": masked(str(path)), "exists": path.is_dir(), "file_system": None}
     try:
+        found["file_system"] = file_system(place.stat().st_dev)
         usage = shutil.disk_usage(place)
         found |= {"free_bytes": usage.free, "writable": os.access(place, os.W_OK)}
     except OSError as error:
         found["problem"] = error.strerror
     return found
-
-
-def _file_system(place: Path) -> str | None:
-    """Type of the file system, such as ``lustre``, from proc(5); None if it is unknown."""
-    try:
-        device = place.stat().st_dev
-        wanted = f"{os.major(device)}:{os.minor(device)}"
-        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-            mount, _, source = line.partition(" - ")
-            if mount.split()[2:3] == [wanted]:
-                return source.partition(" ")[0]
-    except OSError:
-        return None
-    return None
 
 
 def _launch_config(config_file: str | None) -> dict[str, Any] | None:

@@ -91,6 +91,8 @@ def _about_spec(path: Path, wishes: Wishes) -> Question:
     runtime = spec.runtime
     if runtime.tensor_parallel_size > 1:
         notes.append("tensor_parallel_size is not part of the estimate: each rank then holds less than shown")
+    if runtime.context_parallel_size > 1:
+        notes.append("context_parallel_size is not part of the estimate: activations are then smaller than shown")
     fsdp = runtime.fsdp
     own = {"no": "fp32", "bf16": "mixed", "fp16": "mixed"}.get(runtime.mixed_precision)
     if own is None:
@@ -125,8 +127,9 @@ def _model_of_spec(spec: JobSpec, path: Path, wishes: Wishes) -> ModelSize:
         newest = find_checkpoint(spec.name)
     except (RunNotFound, CheckpointError):
         raise UserError(
-            f"{path} does not say which model it trains, and no run named {spec.name!r} has a checkpoint yet: give the "
-            "model with --model (a safetensors file or folder, a config.json, or a function as module:function)"
+            f"{path} does not name the model that it trains, and no run named {spec.name!r} has a checkpoint yet: "
+            "give the model with --model (a safetensors file or folder, a config.json, or a function as "
+            "module:function)"
         ) from None
     return model_of(str(newest), python=wishes.python)
 

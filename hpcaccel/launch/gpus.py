@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.errors import UserError
 
-__all__ = ["chosen_gpus", "count_gpus", "visible_variable"]
+__all__ = ["Gpus", "chosen_gpus", "count_gpus", "find_gpus"]
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that limit which GPUs a program sees."""
-_COUNTED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-"""Those of them in which ``chosen_gpus`` selects. ROCR_VISIBLE_DEVICES stays: HIP counts within it."""
+_FOR_MOST = "CUDA_VISIBLE_DEVICES"
+"""The variable that selects NVIDIA's GPUs. AMD's HIP reads it, too, and counts within ROCR_VISIBLE_DEVICES."""
 _NO_GPU = ("", "-1", "nodevfiles")
 """Words that stand for no GPU, in lower case. Slurm writes NoDevFiles in jobs and steps without GPUs."""
 _INTEL = "0x8086"
@@ -22,8 +23,21 @@ _DISPLAY = "0x0380"
 _SECONDS = 60
 
 
-def count_gpus(environ: Mapping[str, str], *, system: Path = Path("/sys")) -> int:
-    """The number of GPUs that a program on this machine sees.
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs that a program on this machine sees.
+
+    Args:
+        count: their number.
+        variable: the variable in which ``chosen_gpus`` selects some of them.
+    """
+
+    count: int
+    variable: str = _FOR_MOST
+
+
+def find_gpus(environ: Mapping[str, str], *, system: Path = Path("/sys")) -> Gpus:
+    """The GPUs that a program on this machine sees.
 
     A variable such as CUDA_VISIBLE_DEVICES decides, if one is set. Otherwise NVIDIA's GPUs are those that nvidia-smi
     lists, AMD's and Intel's those that the kernel lists.
@@ -33,39 +47,40 @@ def count_gpus(environ: Mapping[str, str], *, system: Path = Path("/sys")) -> in
     """
     for name in _VISIBLE:
         if name in environ:
-            return len(_listed(environ[name]))
-    return _nvidia() or _amd(system) or _intel(system)
+            return Gpus(len(_listed(environ[name])), _FOR_MOST if name == "ROCR_VISIBLE_DEVICES" else name)
+    if count := _nvidia() or _amd(system):
+        return Gpus(count)
+    count = _intel(system)
+    return Gpus(count, "ZE_AFFINITY_MASK") if count else Gpus(0)
 
 
-def visible_variable(environ: Mapping[str, str], *, system: Path = Path("/sys")) -> str:
-    """The variable that selects GPUs of this machine's vendor."""
-    if "ZE_AFFINITY_MASK" in environ or (not _nvidia() and not _amd(system) and _intel(system)):
-        return "ZE_AFFINITY_MASK"
-    return "CUDA_VISIBLE_DEVICES"  # AMD's HIP reads it, too
+def count_gpus(environ: Mapping[str, str], *, system: Path = Path("/sys")) -> int:
+    """The number of GPUs that a program on this machine sees; see ``find_gpus``."""
+    return find_gpus(environ, system=system).count
 
 
-def chosen_gpus(ids: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variable that selects some of the GPUs that the environment shows.
+def chosen_gpus(ids: str, environ: Mapping[str, str], variable: str) -> dict[str, str]:
+    """The variable that selects some of the GPUs that the environment makes visible.
 
     Args:
-        ids: comma-separated indices, counted from 0 among the GPUs that the environment shows, or names of theirs.
+        ids: comma-separated indices, counted from 0 among the GPUs that the environment makes visible, or their names.
+        variable: the name that ``find_gpus`` returned for this environment.
 
     Raises:
         UserError: there is no such GPU.
     """
-    name = next((one for one in _COUNTED if one in environ), None)
     words = [word.strip() for word in ids.split(",")]
-    if name is None:
-        return {visible_variable(environ): ",".join(words)}
-    shown = _listed(environ[name])
+    if variable not in environ:
+        return {variable: ",".join(words)}
+    shown = _listed(environ[variable])
     by_word = {one: one for one in shown if not one.isdecimal()} | {str(index): one for index, one in enumerate(shown)}
     if missing := [word for word in words if word not in by_word]:
         many = f"{len(shown)} GPU{'s' * (len(shown) != 1)}"
         raise UserError(
-            f"--gpu-ids {ids}: there is no GPU {missing[0]}. {name}={environ[name]} shows {many}, which --gpu-ids "
-            "counts from 0"
+            f"--gpu-ids {ids}: there is no GPU {missing[0]}. {variable}={environ[variable]} makes {many} visible, "
+            "which --gpu-ids counts from 0"
         )
-    return {name: ",".join(by_word[word] for word in words)}
+    return {variable: ",".join(by_word[word] for word in words)}
 
 
 def _listed(value: str) -> list[str]:

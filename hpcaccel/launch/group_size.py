@@ -21,13 +21,13 @@ class GroupSize:
     """The machines, and the ranks on each of them."""
 
     machines: str
-    """A number, or MIN:MAX."""
+    """A number, or MIN:MAX with different numbers."""
     per_machine: str
     """A number, or one of torchrun's words (gpu, cpu, xpu, auto), which it resolves on each machine."""
 
     @property
     def is_one(self) -> bool:
-        return self.machines in ("1", "1:1") and self.per_machine == "1"
+        return self.machines == "1" and self.per_machine == "1"
 
 
 def machines(options: Mapping[str, Any]) -> tuple[int, int]:
@@ -49,7 +49,7 @@ def sized(options: Mapping[str, Any], *, gpus: int) -> GroupSize:
     """The group of ranks, outside of an allocation.
 
     Args:
-        gpus: the number of GPUs that this machine shows.
+        gpus: the number of GPUs visible on this machine.
 
     Raises:
         UserError: the options contradict each other or this machine.
@@ -61,14 +61,14 @@ def sized(options: Mapping[str, Any], *, gpus: int) -> GroupSize:
     available = gpus if chosen is None else min(gpus, chosen) if gpus else chosen
     if options.get("multi_gpu") and not options.get("cpu") and gpus == 0:
         raise UserError(
-            "--multi-gpu, or distributed_type MULTI_GPU in the configuration file, but this machine shows no GPU "
-            "(nvidia-smi -L, CUDA_VISIBLE_DEVICES). To try it on CPUs, use --cpu --num-processes 2"
+            "--multi-gpu, or distributed_type MULTI_GPU in the configuration file, is set, but no GPU is visible on "
+            "this machine (nvidia-smi -L, CUDA_VISIBLE_DEVICES). To try it on CPUs, use --cpu --num-processes 2"
         )
     if per is None:
         per = "1" if options.get("cpu") else str(available or 1)
     if per.isdecimal() and options.get("multi_gpu") and not options.get("cpu") and int(per) > available:
-        where = "on each machine, but this one" if high > 1 else "with --multi-gpu, but this machine"
-        raise UserError(f"{per} ranks {where} has {available} GPU{'s' * (available != 1)} for them")
+        where = "on each machine" if high > 1 else "with --multi-gpu"
+        raise UserError(f"{per} ranks {where} need a GPU each, but this machine has {available}")
     return GroupSize(count, per)
 
 

@@ -20,7 +20,7 @@ import yaml
 from hpcaccel.core.default_config import CONFIG_NAMES, PRECISIONS, config_folder, to_json
 from hpcaccel.core.durable_files import atomic_write
 from hpcaccel.errors import SpecError, UserError
-from hpcaccel.launch.config_sections import SECTIONS, closest, section_problems, with_prefix
+from hpcaccel.launch.config_sections import SECTIONS, closest, dynamo_backend, section_problems, with_prefix
 
 __all__ = [
     "DISTRIBUTED_TYPES",
@@ -50,7 +50,7 @@ RETIRED = {"ipex_config": "Accelerate has removed IPEX", "use_xpu": "use distrib
 class LaunchConfig:
     """The content of a configuration file. The attributes are the file's keys; a key that is absent is None.
 
-    Keys of the sections (``fsdp_config`` …) have their prefix, also where the file leaves it out: ``fsdp_config`` maps
+    Keys of the sections (``fsdp_config`` …) have their prefix even where the file omits it: ``fsdp_config`` maps
     ``fsdp_version``, ``dynamo_config`` maps ``dynamo_backend``. Values in the sections are as in the file.
     """
 
@@ -238,8 +238,9 @@ def _brought_up_to_date(values: dict[Any, Any]) -> dict[Any, Any]:
     if result.pop("fp16", False) is True and "mixed_precision" not in result:
         result["mixed_precision"] = "fp16"
     backend = result.pop("dynamo_backend", None)
-    if isinstance(backend, str) and "dynamo_config" not in result:
-        result["dynamo_config"] = {} if backend.upper() == "NO" else {"dynamo_backend": backend}
+    if backend is not None and "dynamo_config" not in result:
+        off = dynamo_backend(backend).upper() == "NO"
+        result["dynamo_config"] = {} if off else {"dynamo_backend": backend}
     return result
 
 

@@ -28,7 +28,7 @@ _EXCLUDE_EACH_OTHER = (
 _SWITCHES_OFF = (
     ("multi_gpu", "cpu"), ("tpu", "cpu"), ("use_fsdp", "use_deepspeed"), ("use_deepspeed", "use_fsdp")
 )  # fmt: skip
-"""Options that exclude another one, which a variable of the environment might still ask for."""
+"""Options that exclude another one, which an environment variable might still request."""
 _PODS = ("tpu_cluster", "tpu_use_sudo", "vm", "env")
 _DEEPSPEED_LAUNCHER = ("deepspeed_hostfile", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter")
 _ONLY_WITH = {

@@ -18,14 +18,14 @@ from hpcaccel.errors import UserError
 from hpcaccel.launch.allocation import SlurmAllocation, place, started_tasks
 from hpcaccel.launch.arguments import Arguments
 from hpcaccel.launch.flags import spelled
-from hpcaccel.launch.gpus import chosen_gpus, count_gpus
+from hpcaccel.launch.gpus import Gpus, chosen_gpus, count_gpus, find_gpus
 from hpcaccel.launch.group_size import GroupSize, ranks_here, sized
 from hpcaccel.launch.launch_config import LaunchConfig
 from hpcaccel.launch.launch_options import merge, notes
 from hpcaccel.launch.program_variables import program_variables, variables_switched_off
 from hpcaccel.launch.torchrun_command import ELASTIC, ELASTIC_AGENT, agent_command, needs_agent, rendezvous
 
-__all__ = ["LaunchPlan", "become", "plan_launch"]
+__all__ = ["LaunchPlan", "become", "plan_launch", "program_command"]
 
 _ENVIRONMENT = {"nproc_per_node": "PET_NPROC_PER_NODE", "nnodes": "PET_NNODES"}
 """torchrun's variables for options that neither the command line nor the file gives."""
@@ -108,7 +108,9 @@ def _require_script(arguments: Arguments) -> None:
         return
     if arguments.values.get("no_python"):
         if shutil.which(script) is None:
-            raise UserError(f"there is no program {script!r} that can be started (PATH, execute permission)")
+            raise UserError(
+                f"the program {script!r} was not found on PATH, or is not executable: check its path and mode"
+            )
     elif not Path(script).exists():
         raise UserError(f"there is no script {script!r} in {os.getcwd()}. For a module, use --module {script}")
 
@@ -157,14 +159,14 @@ def _on_this_machine(
         options["nproc_per_node"] = env[_ENVIRONMENT["nproc_per_node"]]
     if not {"nnodes", "num_machines"} & options.keys() and env.get(_ENVIRONMENT["nnodes"]):
         options["nnodes"] = env[_ENVIRONMENT["nnodes"]]
-    gpus = 0 if options.get("cpu") else count_gpus(env)
-    seen, ids = gpus, options.get("gpu_ids")
-    if ids not in (None, "all") and not options.get("cpu"):
-        env |= chosen_gpus(str(ids), env)
-        seen = count_gpus(env)
     if options.get("tpu"):
         return LaunchPlan(_on_tpu(arguments, options), env, notes=hints)
-    size = sized(options, gpus=gpus)
+    gpus = Gpus(0) if options.get("cpu") else find_gpus(env)
+    seen, ids = gpus.count, options.get("gpu_ids")
+    if ids not in (None, "all") and not options.get("cpu"):
+        env |= chosen_gpus(str(ids), env, gpus.variable)
+        seen = count_gpus(env)  # in the variable
+    size = sized(options, gpus=gpus.count)
     if options.get("mpirun_hostfile"):
         env = _meeting_of_mpi(options, size, env)
         return LaunchPlan(_by_mpirun(arguments, options, size, env), env, notes=hints)

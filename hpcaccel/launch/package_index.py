@@ -22,7 +22,7 @@ _URL = re.compile(r"([a-zA-Z][\w+.-]*://)(?:[^/?#@]*@)?([\w.-]+(?::\d+)?|\[[\w:.
 def index_hosts() -> list[str]:
     """Scheme and host of the configured indexes, such as ``https://pypi.org``. The rest of a URL may contain tokens.
 
-    An index that is no such URL, for example a folder, is shown as ``***``.
+    An index that is not such a URL, for example a folder, is shown as ``***``.
 
     Files are read as in https://pip.pypa.io/en/stable/topics/configuration/. Files that cannot be parsed are skipped.
     """

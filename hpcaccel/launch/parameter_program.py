@@ -42,7 +42,7 @@ def from_factory(place: str) -> Any:
     except Exception as error:
         fail(
             f"{place}() failed on the meta device: {type(error).__name__}: {error}. The function must build the model "
-            "without arguments and without values of tensors"
+            "without arguments and without reading the values of tensors"
         )
 
 

@@ -100,8 +100,6 @@ def _accumulation(options: Mapping[str, Any]) -> Any:
 
 def _dynamo(options: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in options.items() if name.startswith("dynamo_")}
-    if isinstance(backend := given.get("dynamo_backend"), bool):
-        given["dynamo_backend"] = "inductor" if backend else "no"  # YAML reads an unquoted `no` as false
     if "dynamo_backend" in given:
         given["dynamo_backend"] = str(given["dynamo_backend"]).upper()
     return {f"ACCELERATE_{name.upper()}": value for name, value in given.items()}

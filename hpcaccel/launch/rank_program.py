@@ -48,7 +48,7 @@ def run_rank_program(
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
     except subprocess.TimeoutExpired:
-        raise RankProgramFailed(f"{python} did not answer within {timeout_seconds:g} s") from None
+        raise RankProgramFailed(f"{python} did not finish within {timeout_seconds:g} s") from None
     except OSError as error:
         raise RankProgramFailed(f"{python} cannot be started: {error.strerror}") from None
     if done.returncode < 0:
@@ -60,4 +60,4 @@ def run_rank_program(
         if line.startswith(b"{"):
             found: dict[str, Any] = json.loads(line)
             return found
-    raise RankProgramFailed(f"{python} ended without an answer")
+    raise RankProgramFailed(f"{python} exited with code 0 without printing a result")

@@ -12,7 +12,16 @@ from hpcaccel.launch.arguments import Arguments
 from hpcaccel.launch.flags import spelled
 from hpcaccel.launch.group_size import GroupSize
 
-__all__ = ["ELASTIC", "ELASTIC_AGENT", "TORCHRUN", "agent_command", "needs_agent", "rendezvous"]
+__all__ = [
+    "DEFAULT_PORT",
+    "ELASTIC",
+    "ELASTIC_AGENT",
+    "TORCHRUN",
+    "agent_command",
+    "is_free",
+    "needs_agent",
+    "rendezvous",
+]
 
 ELASTIC_AGENT = "hpcaccel.launch.elastic_agent"
 """The program that starts one machine's ranks."""
@@ -65,8 +74,7 @@ def rendezvous(options: Mapping[str, Any], size: GroupSize, environ: Mapping[str
     Raises:
         UserError: a value is missing that the machines need, or the port is in use.
     """
-    elastic = ":" in size.machines and len(set(size.machines.split(":"))) > 1
-    several = size.machines not in ("1", "1:1")
+    elastic, several = ":" in size.machines, size.machines != "1"
     backend = options.get("rdzv_backend") or ("c10d" if elastic else "static")
     endpoint = options.get("rdzv_endpoint")
     address, port = options.get("main_process_ip"), options.get("main_process_port") or 0
@@ -85,7 +93,7 @@ def rendezvous(options: Mapping[str, Any], size: GroupSize, environ: Mapping[str
     rank = _machine_rank(options, environ, several=several)
     if endpoint:
         return [f"--node-rank={rank}", f"--rdzv-endpoint={endpoint}"]
-    if rank == 0 and not _is_free(port):
+    if rank == 0 and not is_free(port):
         advice = "" if several else ", or leave it out for a free one"
         raise UserError(f"port {port} is in use on this machine. Choose another one with --main-process-port{advice}")
     return [f"--node-rank={rank}", f"--master-addr={address or '127.0.0.1'}", f"--master-port={port}"]
@@ -97,7 +105,7 @@ def _machine_rank(options: Mapping[str, Any], environ: Mapping[str, str], *, sev
     for value in (options.get("machine_rank"), environ.get("PET_NODE_RANK"), environ.get("SLURM_NODEID")):
         if value is not None and str(value).isdecimal():
             return int(value)
-    raise UserError("several machines: set --machine-rank to this machine's index (0, 1, …), or --rdzv-backend c10d")
+    raise UserError("several machines need --machine-rank, this machine's index (0, 1, …), or --rdzv-backend c10d")
 
 
 def _port_of(environ: Mapping[str, str]) -> int | None:
@@ -110,7 +118,8 @@ def _port_of(environ: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a server of this machine can listen on the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -11,7 +11,7 @@ from hpcaccel.runtime.accelerator_mixins.process_mixin import ProcessMixin
 from hpcaccel.runtime.accelerator_mixins.save_mixin import SaveMixin
 from hpcaccel.runtime.accelerator_mixins.tracking_mixin import TrackingMixin
 from hpcaccel.runtime.accelerator_mixins.training_mixin import TrainingMixin
-from hpcaccel.runtime.compat.unsupported import lacks
+from hpcaccel.runtime.enums import DistributedType
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.accelerator_setup import Setup
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Accelerator"]
 
 
-@lacks(
-    "deepspeed_ulysses_dl_adapter lomo_backward has_lomo_optimizer maybe_context_parallel native_amp flag_tensor "
-    "delayed_fp8_autocast fp8_enabled has_fp8_handler ao_recipe_handler te_recipe_handler "
-    "msamp_recipe_handler fp8_recipe_handler autocast_handler ddp_handler init_handler profile_handler scaler_handler"
-)
 class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, SaveMixin):
     """Runs a training loop on many GPUs, with checkpoints, stops and exact resumes.
 
@@ -54,8 +49,9 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         kwargs_handlers: settings for torch, such as ``DistributedDataParallelKwargs``.
         dynamo_backend, dynamo_plugin: a backend or a ``TorchDynamoPlugin``, to compile prepared models with
             ``torch.compile``.
-        parallelism_config: a ``ParallelismConfig`` with the numbers of replicas, shards and tensor-parallel ranks.
-        deepspeed_plugins: another name of ``deepspeed_plugin``.
+        parallelism_config: a ``ParallelismConfig`` with the numbers of replicas, shards, tensor-parallel ranks, and
+            ranks that split sequences.
+        deepspeed_plugins: alias of ``deepspeed_plugin``.
         strategy: ``ddp``, ``fsdp`` to shard the model over the ranks, or ``deepspeed`` for DeepSpeed's engine.
         seed: seed for the generators of Python, numpy and torch on every rank.
         deterministic: whether to use deterministic algorithms, which bit-identical runs and resumes require.
@@ -135,6 +131,44 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         )
         self._setup = _setup(handlers, given, cpu=cpu, project_dir=self._set_directories(project_config, project_dir))
         self._select_trackers(log_with)
+
+    # -- what the constructor was given -------------------------------------------------------------------------------
+
+    autocast_handler = configuration.HandlerAttribute("AutocastKwargs")
+    ddp_handler = configuration.HandlerAttribute("DistributedDataParallelKwargs")
+    profile_handler = configuration.HandlerAttribute("ProfileKwargs")
+    scaler_handler = configuration.HandlerAttribute("GradScalerKwargs")
+    init_handler = configuration.HandlerAttribute("InitProcessGroupKwargs")
+    ao_recipe_handler = configuration.HandlerAttribute("AORecipeKwargs")
+    te_recipe_handler = configuration.HandlerAttribute("TERecipeKwargs")
+    msamp_recipe_handler = configuration.HandlerAttribute("MSAMPRecipeKwargs")
+    fp8_recipe_handler = configuration.HandlerAttribute("FP8RecipeKwargs")
+
+    @property
+    def fp8_enabled(self) -> bool:
+        """Whether ``mixed_precision`` is ``fp8``."""
+        return self.mixed_precision == "fp8"
+
+    @property
+    def has_fp8_handler(self) -> bool:
+        """Whether one of the four recipes for fp8 is set. With fp8 and without a recipe, ``ao_recipe_handler`` is."""
+        return self._setup.handlers.fp8 is not None
+
+    @property
+    def delayed_fp8_autocast(self) -> bool:
+        """Whether the recipe is one of TransformerEngine, and the model is wrapped in DDP on GPUs, or sharded."""
+        wrapped = self.distributed_type in (DistributedType.MULTI_GPU, DistributedType.FSDP)
+        return self.has_fp8_handler and self.fp8_backend == "TE" and wrapped
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether prepared models and ``autocast()`` compute under ``torch.autocast``. A script may set it, before it
+        prepares its models: True with the precision ``no`` selects torch's default dtype for the device."""
+        return self._setup.native_amp
+
+    @native_amp.setter
+    def native_amp(self, value: bool) -> None:
+        self._setup.native_amp_override = bool(value)
 
 
 def _setup(handlers: Any, given: dict[str, Any], *, cpu: bool, project_dir: Any) -> Setup:

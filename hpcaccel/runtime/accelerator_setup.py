@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime import settings
 from hpcaccel.runtime.configuration import OWN_HANDLERS
-from hpcaccel.runtime.handlers import DataLoaderConfiguration
+from hpcaccel.runtime.handlers import AORecipeKwargs, DataLoaderConfiguration
 from hpcaccel.runtime.launch_env import dynamo_plugin, fsdp_plugin, parallelism_config, settings_from_env
+from hpcaccel.runtime.parallel.precision import COMPUTE_DTYPES
+from hpcaccel.runtime.parallelism_config import shards_model
 from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.accumulation import Accumulation, MicroBatch
 from hpcaccel.runtime.training_session import TrainingSession
@@ -48,6 +50,8 @@ class Setup:
     accumulation: Accumulation
     session: TrainingSession
     """The session that all Accelerators of this process share. A plain attribute, because each step reads it twice."""
+    native_amp_override: bool | None = None
+    """The value of ``native_amp`` that the script has set; None if it has set none."""
 
     def __init__(
         self, handlers: SimpleNamespace, given: dict[str, Any], *, cpu: bool, project_dir: str | os.PathLike[str] | None
@@ -65,6 +69,8 @@ class Setup:
         self._fixed = replace(settings.load(session.place, **own), **shared)
         self.dataloader_config = DataLoaderConfiguration(**{name: getattr(self._fixed, name) for name in _OF_LOADERS})
         self.handlers = _merged(session.handlers, self._arguments["handlers"])
+        if self._fixed.mixed_precision == "fp8" and self._fixed.strategy != "deepspeed" and self.handlers.fp8 is None:
+            self.handlers.fp8 = AORecipeKwargs()
         self.accumulation = Accumulation(
             self._fixed.gradient_accumulation_steps,
             sync_with_dataloader=self._fixed.sync_with_dataloader,
@@ -79,11 +85,14 @@ class Setup:
         """Outside a run, read from environment variables those settings of plugins that the script does not give."""
         if os.environ.get("HPCACCEL_RUN_DIR"):
             return
-        handlers = self._arguments["handlers"]
-        wanted = self._arguments.get("strategy") in (None, "fsdp") and settings_from_env().get("strategy") == "fsdp"
+        arguments, handlers = self._arguments, self._arguments["handlers"]
+        if handlers.parallelism is None:
+            handlers.parallelism = parallelism_config()
+            if arguments.get("strategy") is None and "strategy" not in settings_from_env():
+                arguments["strategy"] = "fsdp" if shards_model(handlers.parallelism) else None
+        wanted = arguments.get("strategy") in (None, "fsdp") and settings_from_env().get("strategy") == "fsdp"
         handlers.fsdp = fsdp_plugin(handlers.fsdp, wanted=wanted)
         handlers.dynamo = dynamo_plugin() if handlers.dynamo is None else handlers.dynamo
-        handlers.parallelism = parallelism_config() if handlers.parallelism is None else handlers.parallelism
 
     def _choose_deepspeed(self) -> None:
         """With strategy ``deepspeed``, make the script's plugin ready, or create one from the spec or the environment.
@@ -105,6 +114,22 @@ class Setup:
         handlers.deepspeed, arguments["mixed_precision"] = choose_plugin(handlers, found)
 
     @property
+    def native_amp(self) -> bool:
+        """Whether prepared models compute under ``torch.autocast``. DeepSpeed's engine converts the weights instead."""
+        if self.native_amp_override is not None:
+            return self.native_amp_override
+        return self._fixed.mixed_precision in COMPUTE_DTYPES and self._fixed.strategy != "deepspeed"
+
+    def replace_handler(self, name: str, handler: Any) -> None:
+        """Use ``handler`` from now on, also after the current training.
+
+        Args:
+            name: one of ``OWN_HANDLERS``.
+        """
+        for handlers in (self.handlers, self._arguments["handlers"]):
+            setattr(handlers, name, handler)
+
+    @property
     def settings(self) -> Settings:
         """The current settings for objects that this Accelerator prepares."""
         return replace(self._fixed, **{name: getattr(self.dataloader_config, name) for name in _OF_LOADERS})
@@ -119,12 +144,13 @@ class Setup:
     # -- copies --------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"arguments": self._arguments}
+        return {"arguments": self._arguments, "native_amp_override": self.native_amp_override}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy. The copy joins the ranks only when it is first used: it may be in a worker, which is not a
         rank."""
         self._arguments = state["arguments"]
+        self.native_amp_override = state["native_amp_override"]
 
     def __getattr__(self, name: str) -> Any:
         lazy = ("_fixed", "dataloader_config", "handlers", "accumulation", "session")

@@ -32,7 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["SIGNALS", "shield_children"]
+__all__ = ["SIGNALS", "end_children_at_exit", "shield_children"]
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
 """The signals that request a stop."""
@@ -61,6 +61,8 @@ class _Shield:
 _shield: _Shield | None = None
 _handler: Callable[..., Any] | None = None
 """This rank's own handler of ``SIGNALS``, which its children must not keep."""
+_ends_children = 0
+"""Pid of the process that ends its children at exit."""
 _born_with_defaults = 0
 """Pid of the forked process in which the signals have been set to their defaults."""
 _terminate = popen_fork.Popen.terminate
@@ -81,10 +83,22 @@ def shield_children(handler: Callable[..., Any] | None) -> None:
         return
     _shield = _Shield()
     util.register_after_fork(_shield, _set_up_child)
-    util.Finalize(None, _end_children, exitpriority=0)
+    end_children_at_exit()
     popen_fork.Popen.terminate = _terminate_reliably  # type: ignore[method-assign, assignment]
     popen_fork.Popen.poll = _poll_and_forget  # type: ignore[method-assign, assignment]
     popen_fork.Popen.wait = _wait_reliably  # type: ignore[method-assign, assignment]
+
+
+def end_children_at_exit() -> None:
+    """At the end of the program, kill daemonic children that ignore SIGTERM, for which Python would wait indefinitely.
+
+    This process may have no shield: if the script handles the signals itself (``stop: signals``), or if the Accelerator
+    was created in another thread than the main one. The workers of its prepared loaders ignore SIGTERM all the same.
+    """
+    global _ends_children
+    if _ends_children != os.getpid():
+        _ends_children = os.getpid()
+        util.Finalize(None, _end_children, exitpriority=0)
 
 
 def _restore_defaults() -> None:
@@ -206,7 +220,8 @@ def _end_children() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     children = [child for child in multiprocessing.active_children() if child.daemon]
     for child in children:
-        child.terminate()
+        ignores = child.pid is not None and _has_signal(child.pid, signal.SIGTERM, "SigBlk:", "SigIgn:")
+        child.kill() if ignores else child.terminate()
     give_up = time.monotonic() + PATIENCE_SECONDS
     for child in children:
         child.join(max(0.0, give_up - time.monotonic()))

@@ -8,8 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.parallelism_config import shards_model
 
-__all__ = ["OWN_HANDLERS", "SUCCESSORS", "handlers_by_name", "one_of", "refuse_unknown", "settings_by_name"]
+__all__ = [
+    "OWN_HANDLERS",
+    "SUCCESSORS",
+    "HandlerAttribute",
+    "handlers_by_name",
+    "one_of",
+    "refuse_unknown",
+    "settings_by_name",
+]
 
 HANDLERS = {
     "AutocastKwargs": "autocast",
@@ -84,7 +93,7 @@ def handlers_by_name(kwargs_handlers: list[Any] | None, **plugins: Any) -> Simpl
     """
     found: dict[str, Any] = {**dict.fromkeys(HANDLERS.values()), **dict.fromkeys(PLUGINS), **plugins}
     for handler in kwargs_handlers or []:
-        name = next((HANDLERS[kind.__name__] for kind in type(handler).__mro__ if kind.__name__ in HANDLERS), None)
+        name = HANDLERS.get(kind_of(handler))
         if name is None:
             allowed = ", ".join(sorted(HANDLERS))
             raise RuntimeMisuse(f"kwargs_handlers contains {handler!r}, which is not a handler (allowed: {allowed})")
@@ -92,6 +101,50 @@ def handlers_by_name(kwargs_handlers: list[Any] | None, **plugins: Any) -> Simpl
             raise RuntimeMisuse(f"kwargs_handlers contains two handlers for {name}: {found[name]!r} and {handler!r}")
         found[name] = handler
     return SimpleNamespace(**found)
+
+
+def kind_of(handler: object) -> str:
+    """The class in ``HANDLERS`` of which ``handler`` is an instance, by name, so that Accelerate's own objects are
+    recognised; an empty text if there is none."""
+    return next((kind.__name__ for kind in type(handler).__mro__ if kind.__name__ in HANDLERS), "")
+
+
+class HandlerAttribute:
+    """An attribute of the Accelerator: the handler of one kind that was passed to the constructor; None if there is
+    none.
+
+    A handler that each Accelerator has for itself may be changed in place or replaced. This affects what is prepared or
+    called afterwards. Handlers that all Accelerators share have been used already, and cannot be replaced.
+
+    Args:
+        kind: class of the handler, a key of ``HANDLERS``.
+
+    Raises:
+        RuntimeMisuse: the assigned value is a handler of another kind, or the handler cannot be replaced.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._attribute = name
+
+    def __get__(self, accelerator: Any, owner: type) -> Any:
+        if accelerator is None:
+            return self
+        found = getattr(accelerator._setup.handlers, HANDLERS[self._kind])
+        return found if kind_of(found) == self._kind else None
+
+    def __set__(self, accelerator: Any, handler: Any) -> None:
+        name = HANDLERS[self._kind]
+        if name not in OWN_HANDLERS:
+            raise RuntimeMisuse(
+                f"accelerator.{self._attribute} = {handler!r} has no effect: the {self._kind} has been used already. "
+                f"Pass it to the constructor: Accelerator(kwargs_handlers=[{self._kind}(...)])"
+            )
+        if handler is not None and kind_of(handler) != self._kind:
+            raise RuntimeMisuse(f"accelerator.{self._attribute} = {handler!r}: assign a {self._kind}, or None")
+        accelerator._setup.replace_handler(name, handler)
 
 
 def one_of(**given: Any) -> Any:
@@ -102,7 +155,9 @@ def one_of(**given: Any) -> Any:
     """
     found = {name: value for name, value in given.items() if value is not None}
     if len(found) > 1:
-        raise RuntimeMisuse(f"Accelerator({'=..., '.join(found)}=...): these keywords mean the same. Pass one of them")
+        raise RuntimeMisuse(
+            f"Accelerator({'=..., '.join(found)}=...): these keywords have the same meaning. Pass one of them"
+        )
     return next(iter(found.values()), None)
 
 
@@ -127,9 +182,10 @@ def settings_by_name(plugins: tuple[SimpleNamespace, Any, Any], **arguments: Any
         _set_once(given, "gradient_accumulation_steps", accumulation_plugin.num_steps)
         for name in ("adjust_scheduler", "sync_with_dataloader", "sync_each_batch"):
             given[name] = getattr(accumulation_plugin, name)
-    shards = handlers.parallelism is not None and (handlers.parallelism.dp_shard_size or 1) > 1
+    shards = shards_model(handlers.parallelism)
     if handlers.deepspeed is not None:
-        _refuse_beside_deepspeed(given.get("strategy"), fsdp_plugin=handlers.fsdp is not None, dp_shard_size=shards)
+        wants = {"fsdp_plugin": handlers.fsdp is not None, "dp_shard_size or cp_size": shards}
+        _refuse_beside_deepspeed(given.get("strategy"), **wants)
         given["strategy"] = "deepspeed"
     if given.get("strategy") is None and (handlers.fsdp is not None or shards):
         given["strategy"] = "fsdp"
@@ -142,7 +198,7 @@ def _refuse_beside_deepspeed(strategy: Any, **sharding: bool) -> None:
     found += [name for name, given in sharding.items() if given]
     if found:
         raise RuntimeMisuse(
-            f"Accelerator(deepspeed_plugin=...) does not combine with {', '.join(found)}: DeepSpeed shards the model "
+            f"Accelerator(deepspeed_plugin=...) cannot be combined with {', '.join(found)}: DeepSpeed shards the model "
             "itself. Pass one of them"
         )
 

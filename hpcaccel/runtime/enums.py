@@ -11,6 +11,7 @@ from typing import Any
 
 __all__ = [
     "ComputeEnvironment",
+    "CustomDtype",
     "DDPCommunicationHookType",
     "DistributedType",
     "DynamoBackend",
@@ -71,6 +72,14 @@ class PrecisionType(NameEnum):
     FP8 = "fp8"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+class CustomDtype(Enum):
+    """Dtypes for the sizes of a model's weights that torch does not have."""
+
+    FP8 = "fp8"
+    INT4 = "int4"
+    INT2 = "int2"
 
 
 class LoggerType(NameEnum):

@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import nn
 
-from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.enums import DDPCommunicationHookType, DynamoBackend
 
 __all__ = [
@@ -29,12 +28,10 @@ __all__ = [
     "InitProcessGroupKwargs",
     "KwargsHandler",
     "MSAMPRecipeKwargs",
-    "ParallelismConfig",
     "ProfileKwargs",
     "ProjectConfiguration",
     "TERecipeKwargs",
     "TorchDynamoPlugin",
-    "TorchTensorParallelConfig",
     "TorchTensorParallelPlugin",
 ]
 
@@ -128,7 +125,7 @@ class AORecipeKwargs(KwargsHandler):
 
 @dataclass
 class TERecipeKwargs(KwargsHandler):
-    """Options of fp8 with TransformerEngine, which is not supported: use ``AORecipeKwargs``."""
+    """fp8 options of TransformerEngine, for ``apply_fp8_autowrap``. ``prepare`` supports ``AORecipeKwargs`` only."""
 
     use_autocast_during_eval: bool | None = None
     margin: int | None = None
@@ -210,8 +207,9 @@ class GradientAccumulationPlugin(KwargsHandler):
 @dataclass
 class FullyShardedDataParallelPlugin:
     """FSDP2 settings with Accelerate's field names. Fields that only FSDP1 has are ignored, and a warning lists those
-    that are set. ``fsdp_version``, ``cpu_ram_efficient_loading`` and the state-dict fields are ignored, too. Outside a
-    run, an Accelerator sets fields that are None from the environment variables ``FSDP_*``."""
+    that are set. ``cpu_ram_efficient_loading`` and the configurations of state dicts are ignored, too.
+    ``state_dict_type`` selects the files of ``save_fsdp_model``. Outside a run, an Accelerator sets fields that are
+    None from the environment variables ``FSDP_*``."""
 
     fsdp_version: int | None = None
     sharding_strategy: Any = None
@@ -235,12 +233,10 @@ class FullyShardedDataParallelPlugin:
     transformer_cls_names_to_wrap: list[str] | None = None
     min_num_params: int | None = None
 
-
-@dataclass
-class TorchTensorParallelConfig:
-    """Asynchronous tensor parallelism. Accepted for compatibility, but has no effect."""
-
-    enable_async_tp: bool = False
+    def set_state_dict_type(self, state_dict_type: Any = None) -> None:
+        """Set ``state_dict_type``, if it is given."""
+        if state_dict_type is not None:
+            self.state_dict_type = state_dict_type
 
 
 @dataclass
@@ -262,39 +258,3 @@ class TorchDynamoPlugin(KwargsHandler):
     options: Any = None
     disable: bool = False
     use_regional_compilation: bool | None = None
-
-
-@dataclass
-class ParallelismConfig:
-    """The mesh of ranks: the numbers of replicas, of shards per replica, and of tensor-parallel ranks.
-
-    Sizes that are None come from the settings and other plugins. If those do not set a data-parallel size, it follows
-    from the number of ranks (with FSDP as many shards as possible, else replicas only). Other unset sizes are 1. Fields
-    that are not sizes have no effect.
-
-    Raises:
-        RuntimeMisuse: a size is below 1, or context or sequence parallelism is requested, which is not supported.
-    """
-
-    dp_replicate_size: int | None = None
-    dp_shard_size: int | None = None
-    tp_size: int | None = None
-    cp_size: int | None = None
-    cp_backend: str | None = None
-    sp_size: int | None = None
-    sp_backend: str | None = None
-    tp_handler: TorchTensorParallelConfig | None = None
-    cp_handler: Any = None
-    sp_handler: Any = None
-
-    def __post_init__(self) -> None:
-        for name in ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size"):
-            size = getattr(self, name)
-            if size is not None and size < 1:
-                raise RuntimeMisuse(f"ParallelismConfig({name}={size}): {name} must be at least 1")
-        for name in ("cp_size", "sp_size"):
-            if (getattr(self, name) or 1) > 1:
-                raise RuntimeMisuse(
-                    f"ParallelismConfig({name}={getattr(self, name)}): splitting sequences over ranks is not "
-                    "supported. Use dp_shard_size and tp_size"
-                )

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, ParallelismConfig, TorchDynamoPlugin
+from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, TorchDynamoPlugin
+from hpcaccel.runtime.parallelism_config import ParallelismConfig, TorchContextParallelConfig
 
 __all__ = [
     "clear_environment",
@@ -55,7 +56,9 @@ def settings_from_env(environ: Mapping[str, str] = os.environ) -> dict[str, Any]
         found["strategy"] = _one_of("ddp", "fsdp", "deepspeed")(STRATEGY, environ)
     elif wanted := [name for name in (USE_FSDP, USE_DEEPSPEED) if environ.get(name) and _flag(name, environ)]:
         if len(wanted) > 1:
-            raise RuntimeMisuse(f"{' and '.join(wanted)} are both true, and FSDP and DeepSpeed do not combine: set one")
+            raise RuntimeMisuse(
+                f"{' and '.join(wanted)} are both true, but FSDP and DeepSpeed cannot be combined: set one"
+            )
         found["strategy"] = "fsdp" if wanted == [USE_FSDP] else "deepspeed"
     if environ.get("FORK_LAUNCHED"):
         # No scheduler signals the ranks of a notebook. A SIGTERM comes from the launcher: another rank has failed.
@@ -114,13 +117,15 @@ def parallelism_config(environ: Mapping[str, str] = os.environ) -> ParallelismCo
     """The mesh of ranks from ``PARALLELISM_CONFIG_*``; None unless ``ACCELERATE_USE_PARALLELISM_CONFIG`` is true.
 
     Raises:
-        RuntimeMisuse: a variable has an invalid value, or the mesh is not supported.
+        RuntimeMisuse: a variable has an invalid value, or values contradict each other.
     """
     if not environ.get(USE_PARALLELISM) or not _flag(USE_PARALLELISM, environ):
         return None
     sizes = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
     names = {size: f"PARALLELISM_CONFIG_{size.upper()}" for size in sizes}
     given: dict[str, Any] = {size: _whole(name, environ) for size, name in names.items() if environ.get(name)}
+    if given.get("cp_size", 1) > 1:
+        given["cp_handler"] = TorchContextParallelConfig(environ.get("PARALLELISM_CONFIG_CP_COMM_STRATEGY"))
     return ParallelismConfig(**given)
 
 
@@ -151,16 +156,17 @@ def _one_of(*words: str) -> Callable[[str, Mapping[str, str]], str]:
     return read
 
 
-_SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+FSDP_SHARDING_STRATEGY = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"]
 """Sharding strategies in the order of their numbers, from 1."""
+FSDP_AUTO_WRAP_POLICY = ["TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"]
 
 
 def _sharding(name: str, environ: Mapping[str, str]) -> str:
     """The name of a sharding strategy. The variable contains the name or the strategy's number, from 1."""
     text = environ[name].strip()
-    if text.isdigit() and 0 < int(text) <= len(_SHARDING):
-        return _SHARDING[int(text) - 1]
-    return _one_of(*_SHARDING)(name, environ)
+    if text.isdigit() and 0 < int(text) <= len(FSDP_SHARDING_STRATEGY):
+        return FSDP_SHARDING_STRATEGY[int(text) - 1]
+    return _one_of(*FSDP_SHARDING_STRATEGY)(name, environ)
 
 
 def _resharding(name: str, environ: Mapping[str, str]) -> bool | str:
@@ -182,7 +188,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str, Mapping[str, str]], Any]]] = {
     "SHARDING_STRATEGY": ("sharding_strategy", _sharding),
     "RESHARD_AFTER_FORWARD": ("reshard_after_forward", _resharding),
     "OFFLOAD_PARAMS": ("cpu_offload", _flag),
-    "AUTO_WRAP_POLICY": ("auto_wrap_policy", _one_of("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")),
+    "AUTO_WRAP_POLICY": ("auto_wrap_policy", _one_of(*FSDP_AUTO_WRAP_POLICY)),
     "TRANSFORMER_CLS_TO_WRAP": ("transformer_cls_names_to_wrap", _names),
     "MIN_NUM_PARAMS": ("min_num_params", _whole),
     "IGNORED_MODULES": ("ignored_modules", _text),

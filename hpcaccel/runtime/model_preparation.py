@@ -10,14 +10,16 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.compat.introspection import find_tied_parameters, retie_parameters
+from hpcaccel.runtime.offload.module_hooks import is_offloaded
 from hpcaccel.runtime.parallel import compiling, ddp, meta_device, precision
-from hpcaccel.runtime.parallel.forward_wrappers import RecomputedForward, recompute, take_off
+from hpcaccel.runtime.parallel.forward_wrappers import LastingRecomputedForward, RecomputedForward, recompute, take_off
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.accelerator_setup import Setup
     from hpcaccel.runtime.training_session import TrainingSession
 
-__all__ = ["dispatch", "is_dispatched", "is_offloaded", "prepare_model"]
+__all__ = ["dispatch", "is_dispatched", "prepare_model", "shard_model"]
 
 SHARDED_IN = "_hpcaccel_sharded_in"
 """Attribute of a sharded model: the generation of the process group over which the model is sharded, and the layout of
@@ -46,6 +48,10 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
     offloaded = is_offloaded(inner)
     evaluation_mode = evaluation_mode or offloaded
     _refuse(session, inner, evaluation_mode=evaluation_mode)
+    if session.layout.context > 1:
+        from hpcaccel.runtime.parallel.context_parallel import adapt_model
+
+        adapt_model(inner.module if isinstance(inner, DistributedDataParallel) else inner)
     wrapped = inner if _is_wrapped(inner) and not _is_of_another_group(session, inner) else None
     own = inner.module if isinstance(inner, DistributedDataParallel) else inner
     _refit(setup, own, blocks_too=wrapped is None)
@@ -123,12 +129,6 @@ def is_dispatched(model: nn.Module) -> bool:
     return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
 
-def is_offloaded(model: nn.Module) -> bool:
-    """Whether hooks of hpcaccel or Accelerate give modules their weights only during their ``forward``."""
-    hooks = [module.__dict__["_hf_hook"] for module in model.modules() if "_hf_hook" in module.__dict__]
-    return any(getattr(one, "offload", False) is True for hook in hooks for one in getattr(hook, "hooks", (hook,)))
-
-
 def dispatch(setup: Setup, model: nn.Module, device_map: Any, *, offload_folder: Any) -> nn.Module:
     """Distribute a model by a device map, which is computed if it is a string such as ``auto``. If there are several
     ranks, each has the whole model: a computed map uses only this rank's device and its share of the CPU memory.
@@ -172,7 +172,7 @@ def _refit(setup: Setup, model: nn.Module, *, blocks_too: bool) -> None:
     precision.unwrap_forward(model)
     if settings.mixed_precision == "fp8" and blocks_too:
         precision.convert_to_fp8(model, handlers.fp8)
-    if settings.mixed_precision in precision.COMPUTE_DTYPES:
+    if setup.native_amp:
         precision.wrap_forward(
             model,
             setup.session.group.device,
@@ -184,7 +184,7 @@ def _refit(setup: Setup, model: nn.Module, *, blocks_too: bool) -> None:
         return
     for module in model.modules():
         if "forward" in module.__dict__:
-            take_off(module, RecomputedForward)
+            take_off(module, RecomputedForward, but=(LastingRecomputedForward,))
     plugin = handlers.fsdp
     if settings.activation_checkpointing or (plugin is not None and plugin.activation_checkpointing):
         from hpcaccel.runtime.parallel.fsdp_choices import choose
@@ -211,7 +211,7 @@ def _distribute(setup: Setup, model: nn.Module, *, place: bool, evaluation_mode:
             'hpcaccel.load_sharded(model, path), or shard it with Accelerator(strategy="fsdp")'
         )
     if sharded:
-        _shard(setup, model)
+        shard_model(setup, model)
         return model
     if place and not is_dispatched(model):
         setup.session.shards.update(_move(model, group.device))
@@ -227,26 +227,21 @@ def _move(model: nn.Module, device: torch.device) -> dict[nn.Parameter, nn.Param
     Returns:
         The new parameter by its old one, for parameters that are other objects now.
     """
-    before = dict(model.named_parameters(remove_duplicate=False))
+    before, ties = dict(model.named_parameters(remove_duplicate=False)), find_tied_parameters(model)
     model.to(device)
+    retie_parameters(model, ties)
     after = dict(model.named_parameters(remove_duplicate=False))
-    moved: dict[nn.Parameter, nn.Parameter] = {}
-    for name, old in before.items():
-        new = moved.setdefault(old, after[name])
-        if new is not after[name]:
-            owner, _, last = name.rpartition(".")
-            setattr(model.get_submodule(owner), last, new)
-    return {old: new for old, new in moved.items() if old is not new}
+    return {old: after[name] for name, old in before.items() if old is not after[name]}
 
 
-def _shard(setup: Setup, model: nn.Module) -> None:
+def shard_model(setup: Setup, model: nn.Module) -> None:
     """Apply tensor parallelism, then FSDP2. Record in the session which sharded parameter replaces each original."""
     from hpcaccel.runtime.distributed.device_mesh import data_mesh, tensor_mesh
     from hpcaccel.runtime.parallel import fsdp, tensor_parallel
     from hpcaccel.runtime.parallel.fsdp_choices import choose
 
     session, settings, handlers = setup.session, setup.settings, setup.handlers
-    layout, mesh = session.layout, session.mesh
+    layout, mesh = session.layout.of_model, session.model_mesh
     choices = choose(settings, handlers.fsdp)
     kept = fsdp.unshard(model) if _is_of_another_group(session, model) else []
     before = dict(model.named_parameters())
@@ -263,7 +258,7 @@ def _shard(setup: Setup, model: nn.Module) -> None:
         meta_device.give_memory(model, session.group.device)
     else:
         model.to(session.group.device)
-    setattr(model, SHARDED_IN, (session.world.generation, layout))
+    setattr(model, SHARDED_IN, (session.world.generation, session.layout))
     after = dict(model.named_parameters())
     session.shards.update({parameter: after[name] for name, parameter in before.items()})
     fsdp.restore_shards(model, kept, session.shards)

@@ -1,4 +1,4 @@
-"""Which cell of a notebook did something: for error messages. Outside of a notebook, nothing is found."""
+"""Finds the notebook cell that made a call, for error messages. Outside of a notebook, nothing is found."""
 
 from __future__ import annotations
 

@@ -16,7 +16,12 @@ from hpcaccel.runtime.accelerator_setup import Setup
 from hpcaccel.runtime.data.loader import PreparedLoader, make_loader
 from hpcaccel.runtime.data.sampling import bring_to_main
 from hpcaccel.runtime.distributed import xla_device
-from hpcaccel.runtime.model_preparation import dispatch, is_offloaded, prepare_model
+from hpcaccel.runtime.model_preparation import dispatch, prepare_model
+from hpcaccel.runtime.offload.module_hooks import is_offloaded
+from hpcaccel.runtime.parallelism_config import sequence_size
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState
+from hpcaccel.runtime.states.gradient_state import GradientState
+from hpcaccel.runtime.training import lomo
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
 from hpcaccel.runtime.training.prepared_scheduler import PreparedScheduler, prepare_scheduler
 from hpcaccel.runtime.training_session import TrainingSession
@@ -40,15 +45,23 @@ def prepare(setup: Setup, objects: Sequence[Any], *, device_placement: Sequence[
             this error.
     """
     places = _places(setup, objects, device_placement)
+    lomo.refuse_setup(setup, objects)
     ready: dict[int, Any] = {}
     if setup.session.settings.strategy == "deepspeed":
         from hpcaccel.runtime.deepspeed.engine_preparation import prepare_engine
 
         ready = prepare_engine(setup, objects)
+        for item, place in zip(objects, places, strict=True):
+            _show_states(setup, ready.get(id(item)), place)
     for kinds, make in _ORDER:
         for item, place in zip(objects, places, strict=True):
             if isinstance(item, kinds) and id(item) not in ready:
                 ready[id(item)] = make(setup, item, place)
+    if sequence_size(setup.session.handlers.parallelism) > 1 and any(isinstance(item, nn.Module) for item in objects):
+        from hpcaccel.runtime.deepspeed.sequence_parallel import adapt_loader
+
+        loaders = {key: one for key, one in ready.items() if isinstance(one, PreparedLoader)}
+        ready |= {key: adapt_loader(one, setup.session.group.device) for key, one in loaders.items()}
     return [ready.get(id(item), item) for item in objects]
 
 
@@ -82,6 +95,19 @@ def _places(setup: Setup, objects: Sequence[Any], given: Sequence[bool] | None) 
     return given
 
 
+def _show_states(setup: Setup, prepared: Any, place: bool) -> None:
+    """Give a prepared optimizer or scheduler the attributes with which Accelerate's show the states. Other objects are
+    left alone.
+
+    Args:
+        place: the object's ``device_placement``.
+    """
+    if isinstance(prepared, PreparedOptimizer | PreparedScheduler):
+        prepared.gradient_state = GradientState(_accumulation=setup.accumulation)
+    if isinstance(prepared, PreparedOptimizer):
+        prepared.accelerator_state, prepared.device_placement = AcceleratorState(), place
+
+
 def _model(setup: Setup, model: nn.Module, place: bool) -> nn.Module:
     return prepare_model(setup, model, place=place)
 
@@ -102,7 +128,8 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
     _refuse_whole_parameters(session, optimizer)
     first, boundary = not session.prepared.optimizers, session.loop.boundary
     session.prepared.optimizers.append(optimizer)
-    prepared = PreparedOptimizer(
+    kind = lomo.LomoOptimizer if lomo.is_lomo(optimizer) else PreparedOptimizer
+    prepared = kind(
         optimizer,
         setup.accumulation,
         scaling=session.scaling,
@@ -110,6 +137,7 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
         on_step=boundary.first_optimizer_stepped if first else partial(boundary.other_optimizer_stepped, optimizer),
         reducer=xla_device.reducer(session.group),
     )
+    _show_states(setup, prepared, place)
     session.optimizers.append(prepared)
     session.registry.add(optimizer, prepared)
     return prepared
@@ -166,6 +194,7 @@ def _scheduler(setup: Setup, scheduler: Any, place: bool) -> PreparedScheduler:
     session.registry.refuse_original(scheduler)
     session.prepared.schedulers.append(scheduler)
     prepared = prepare_scheduler(setup, scheduler)
+    _show_states(setup, prepared, place)
     session.registry.add(scheduler, prepared)
     return prepared
 

@@ -100,7 +100,8 @@ class RankOutput:
                 os.close(end)
 
     def finish(self) -> None:
-        """Copy what is left, for at most ``DRAIN_SECONDS``. Processes that the ranks have left may still write then."""
+        """Copy what is left, for at most ``DRAIN_SECONDS``. Processes that the ranks leave behind may still be
+        writing."""
         for _, writing in self._pipes.values():
             os.close(writing)
         self._thread.join(DRAIN_SECONDS)

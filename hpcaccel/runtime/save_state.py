@@ -191,7 +191,9 @@ def load_state(
         given = Path(attendance.where)
         path = session.loop.context.checkpoints.find_in(given)
         if path is None:
-            raise RuntimeMisuse(f"load_state({where!r}): no checkpoint found")
+            raise RuntimeMisuse(
+                f"load_state({where!r}): no checkpoint found. Pass a checkpoint, or a directory of checkpoints"
+            )
         resumed = session.loop.load(path, given=given)
     else:
         resumed = _load_newest(session, numbers)

@@ -51,6 +51,7 @@ class Settings:
     activation_checkpointing: bool = False
     compile: bool = False
     tensor_parallel_size: int = 1
+    context_parallel_size: int = 1
     split_batches: bool = False
     even_batches: bool = True
     dispatch_batches: bool | None = None

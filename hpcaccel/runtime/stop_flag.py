@@ -11,7 +11,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.child_signals import SIGNALS, shield_children
+from hpcaccel.runtime.child_signals import SIGNALS, end_children_at_exit, shield_children
 
 __all__ = ["PendingStop", "StopFlag", "WorkerInit", "install_stop_flag", "signals_held"]
 
@@ -112,7 +112,7 @@ def install_stop_flag(caller: str) -> PendingStop | StopFlag:
         return pending
     flag = StopFlag()
     if not flag.install():
-        raise RuntimeMisuse(f"{caller}: call it in the main thread, which alone can install signal handlers")
+        raise RuntimeMisuse(f"{caller}: call it in the main thread; only the main thread can install signal handlers")
     return flag
 
 
@@ -131,10 +131,13 @@ class WorkerInit:
     """A ``worker_init_fn`` that makes the worker ignore both signals, then calls the user's function.
 
     Slurm sends the signals to every process of a job step, and a training whose worker was killed would fail before it
-    could save.
+    could save. Python's own SIGTERM at the end of the program is ignored as well, so the workers are killed then.
     """
 
     user_function: Callable[[int], Any] | None
+
+    def __post_init__(self) -> None:
+        end_children_at_exit()
 
     def __call__(self, worker_id: int) -> None:
         for number in SIGNALS:

@@ -19,6 +19,7 @@ from hpcaccel.runtime import settings
 from hpcaccel.runtime.checkpointing.prepared_objects import PreparedObjects
 from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.distributed import device_mesh as mesh
+from hpcaccel.runtime.distributed.mesh_layout import arrange
 from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.enums import DistributedType, of_strategy
 from hpcaccel.runtime.parallel.fsdp_outputs import ShardedModels
@@ -106,11 +107,10 @@ class TrainingSession:
         self.world = self._join_ranks(cpu=cpu)
         formed = time.time()
         self.group = self.world.group
-        ranks = self.group.env
-        configure_training_log(ranks.rank)
-        self.layout = mesh.arrange(ranks.world_size, ranks.local_world_size, self.settings, handlers)
-        if self.layout.tensor > 1:
-            self.group = replace(self.group, tensor_size=self.layout.tensor)
+        configure_training_log((ranks := self.group.env).rank)
+        self.layout = arrange(ranks.world_size, ranks.local_world_size, self.settings, handlers)
+        if self.layout.per_batch > 1:
+            self.group = replace(self.group, ranks_per_batch=self.layout.per_batch)
         share_threads(ranks.local_world_size)
         if self.settings.seed is not None:
             set_seed(self.settings.seed)
@@ -121,8 +121,8 @@ class TrainingSession:
         """The newest Accelerator's accumulation. ``GradientState()`` uses it."""
         self.accelerators = 0
         self.registry = PrepareRegistry()
-        layout = {"strategy": self.settings.strategy, **self.layout._asdict()}
-        self.prepared = PreparedObjects(scaler=self.scaler, mesh=layout)
+        sizes = self.layout._asdict()
+        self.prepared = PreparedObjects(scaler=self.scaler, mesh={"strategy": self.settings.strategy, **sizes})
         self.optimizers: list[PreparedOptimizer] = []
         self.owners: Any = WeakIdKeyDictionary()
         """For each prepared model, the accumulation of the Accelerator that prepared it."""
@@ -194,7 +194,12 @@ class TrainingSession:
         self.world.form_group_of_one()
         # With tensor parallelism, FSDP2 with one rank per shard replaces DDP, which does not support DTensors.
         sharded = self.settings.strategy == "fsdp" or self.layout.tensor > 1
-        return mesh.build(self.layout, self.group.device, sharded=sharded)
+        return mesh.build(self.layout, self.group.device, sharded=sharded, config=self.handlers.parallelism)
+
+    @cached_property
+    def model_mesh(self) -> DeviceMesh:
+        """The mesh over which models are sharded. The first read is a collective call of all ranks."""
+        return mesh.model_mesh(self.layout, self.mesh)
 
     @classmethod
     def existing(cls) -> TrainingSession | None:

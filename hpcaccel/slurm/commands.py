@@ -136,7 +136,7 @@ class Slurm(Queries):
             job_id: ``46_0`` for an array task; the plain id may mean all tasks.
 
         Returns:
-            True if the job was requeued; False if it already was back in the queue ("pending execution").
+            True if the job was requeued; False if it was already back in the queue ("pending execution").
 
         Raises:
             ClusterError: Slurm does not allow the requeue, for example because the site removes ``--requeue``.

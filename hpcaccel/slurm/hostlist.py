@@ -37,7 +37,7 @@ def _ranges(text: str, whole: str) -> Iterator[str]:
             raise ValueError(f"host list {whole!r}: {item!r} is not a number or a range such as 01-16")
         first, last = match[1], match[2] or match[1]
         if int(last) < int(first):
-            raise ValueError(f"host list {whole!r}: the range {item!r} runs backwards")
+            raise ValueError(f"host list {whole!r}: the range {item!r} ends before it begins")
         for number in range(int(first), int(last) + 1):
             yield str(number).zfill(len(first))
 

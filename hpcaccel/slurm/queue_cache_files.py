@@ -49,7 +49,7 @@ class QueueCacheFiles:
 
     @property
     def lock(self) -> Path:
-        """Locked by the process that queries Slurm."""
+        """The file that the process that queries Slurm locks."""
         return self.folder / f"{self.key}.lock"
 
     @property

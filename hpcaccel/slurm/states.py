@@ -58,7 +58,7 @@ class JobState(str, Enum):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the job is in the queue, held jobs included. sacct reports REQUEUED for a job that was requeued."""
+        """Whether the job is in the queue, including held jobs. sacct reports REQUEUED for a job that was requeued."""
         return self in _PENDING
 
     @property

@@ -1,7 +1,7 @@
 """The names of Accelerate's ``utils`` that hpcaccel supports. Importing any other name of Accelerate's ``utils`` raises
 an error that gives the reason.
 
-The submodules (``hpcaccel.utils.operations`` and others) have no files: ``hpcaccel.runtime.compat.import_paths``
+Most submodules (``hpcaccel.utils.operations`` and others) have no files: ``hpcaccel.runtime.compat.import_paths``
 creates them when they are imported.
 """
 
@@ -14,11 +14,21 @@ from hpcaccel.checkpoint_files.weight_files import WEIGHTS_INDEX_NAME as WEIGHTS
 from hpcaccel.checkpoint_files.weight_files import WEIGHTS_NAME as WEIGHTS_NAME
 from hpcaccel.checkpoint_files.weight_files import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
 from hpcaccel.errors import DistributedOperationException as DistributedOperationException
+from hpcaccel.launch.launch_function import prepare_deepspeed_cmd_env as prepare_deepspeed_cmd_env
+from hpcaccel.launch.launch_function import prepare_multi_gpu_env as prepare_multi_gpu_env
+from hpcaccel.launch.launch_function import prepare_simple_launcher_cmd_env as prepare_simple_launcher_cmd_env
 from hpcaccel.runtime.checkpointing.export_model import (
     clean_state_dict_for_safetensors as clean_state_dict_for_safetensors,
 )
 from hpcaccel.runtime.checkpointing.load_model import load_state_dict as load_state_dict
 from hpcaccel.runtime.checkpointing.mapped_load import load_checkpoint_in_model as load_checkpoint_in_model
+from hpcaccel.runtime.checkpointing.quantized_load import load_and_quantize_model as load_and_quantize_model
+from hpcaccel.runtime.compat.accelerator_files import OPTIMIZER_NAME as OPTIMIZER_NAME
+from hpcaccel.runtime.compat.accelerator_files import PROFILE_PATTERN_NAME as PROFILE_PATTERN_NAME
+from hpcaccel.runtime.compat.accelerator_files import RNG_STATE_NAME as RNG_STATE_NAME
+from hpcaccel.runtime.compat.accelerator_files import SAMPLER_NAME as SAMPLER_NAME
+from hpcaccel.runtime.compat.accelerator_files import SCALER_NAME as SCALER_NAME
+from hpcaccel.runtime.compat.accelerator_files import SCHEDULER_NAME as SCHEDULER_NAME
 from hpcaccel.runtime.compat.availability import are_libraries_initialized as are_libraries_initialized
 from hpcaccel.runtime.compat.availability import check_cuda_fp8_capability as check_cuda_fp8_capability
 from hpcaccel.runtime.compat.availability import check_os_kernel as check_os_kernel
@@ -92,6 +102,38 @@ from hpcaccel.runtime.compat.availability import is_xccl_available as is_xccl_av
 from hpcaccel.runtime.compat.availability import is_xpu_available as is_xpu_available
 from hpcaccel.runtime.compat.availability import torchao_required as torchao_required
 from hpcaccel.runtime.compat.config_file import write_basic_config as write_basic_config
+from hpcaccel.runtime.compat.fp8_layers import apply_fp8_autowrap as apply_fp8_autowrap
+from hpcaccel.runtime.compat.fp8_layers import contextual_fp8_autocast as contextual_fp8_autocast
+from hpcaccel.runtime.compat.fp8_layers import convert_model as convert_model
+from hpcaccel.runtime.compat.fp8_layers import convert_model_to_fp8_ao as convert_model_to_fp8_ao
+from hpcaccel.runtime.compat.fp8_layers import (
+    filter_first_and_last_linear_layers as filter_first_and_last_linear_layers,
+)
+from hpcaccel.runtime.compat.fp8_layers import filter_linear_layers as filter_linear_layers
+from hpcaccel.runtime.compat.fp8_layers import find_first_last_linear_layers as find_first_last_linear_layers
+from hpcaccel.runtime.compat.fp8_layers import has_ao_layers as has_ao_layers
+from hpcaccel.runtime.compat.fp8_layers import has_transformer_engine_layers as has_transformer_engine_layers
+from hpcaccel.runtime.compat.fsdp2 import compile_regions_deepspeed as compile_regions_deepspeed
+from hpcaccel.runtime.compat.fsdp2 import compile_regions_fsdp2 as compile_regions_fsdp2
+from hpcaccel.runtime.compat.fsdp2 import disable_fsdp_ram_efficient_loading as disable_fsdp_ram_efficient_loading
+from hpcaccel.runtime.compat.fsdp2 import enable_fsdp_ram_efficient_loading as enable_fsdp_ram_efficient_loading
+from hpcaccel.runtime.compat.fsdp2 import ensure_weights_retied as ensure_weights_retied
+from hpcaccel.runtime.compat.fsdp2 import fsdp2_apply_ac as fsdp2_apply_ac
+from hpcaccel.runtime.compat.fsdp2 import fsdp2_canonicalize_names as fsdp2_canonicalize_names
+from hpcaccel.runtime.compat.fsdp2 import fsdp2_load_full_state_dict as fsdp2_load_full_state_dict
+from hpcaccel.runtime.compat.fsdp2 import fsdp2_prepare_model as fsdp2_prepare_model
+from hpcaccel.runtime.compat.fsdp2 import fsdp2_switch_optimizer_parameters as fsdp2_switch_optimizer_parameters
+from hpcaccel.runtime.compat.fsdp2 import get_fsdp2_grad_scaler as get_fsdp2_grad_scaler
+from hpcaccel.runtime.compat.fsdp2 import get_model_tp_size as get_model_tp_size
+from hpcaccel.runtime.compat.fsdp_checkpoint import load_fsdp_model as load_fsdp_model
+from hpcaccel.runtime.compat.fsdp_checkpoint import load_fsdp_optimizer as load_fsdp_optimizer
+from hpcaccel.runtime.compat.fsdp_checkpoint import merge_fsdp_weights as merge_fsdp_weights
+from hpcaccel.runtime.compat.fsdp_checkpoint import save_fsdp_model as save_fsdp_model
+from hpcaccel.runtime.compat.fsdp_checkpoint import save_fsdp_optimizer as save_fsdp_optimizer
+from hpcaccel.runtime.compat.gpu_affinity import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
+from hpcaccel.runtime.compat.gpu_affinity import get_gpu_info as get_gpu_info
+from hpcaccel.runtime.compat.gpu_affinity import override_numa_affinity as override_numa_affinity
+from hpcaccel.runtime.compat.gpu_affinity import set_numa_affinity as set_numa_affinity
 from hpcaccel.runtime.compat.import_paths import find_in_utils as __getattr__  # noqa: F401
 from hpcaccel.runtime.compat.introspection import calculate_maximum_sizes as calculate_maximum_sizes
 from hpcaccel.runtime.compat.introspection import compute_module_sizes as compute_module_sizes
@@ -110,13 +152,22 @@ from hpcaccel.runtime.compat.introspection import model_has_dtensor as model_has
 from hpcaccel.runtime.compat.introspection import named_module_tensors as named_module_tensors
 from hpcaccel.runtime.compat.introspection import recursive_getattr as recursive_getattr
 from hpcaccel.runtime.compat.introspection import retie_parameters as retie_parameters
+from hpcaccel.runtime.compat.launched_process import TORCH_LAUNCH_PARAMS as TORCH_LAUNCH_PARAMS
+from hpcaccel.runtime.compat.launched_process import PrepareForLaunch as PrepareForLaunch
+from hpcaccel.runtime.compat.launched_process import get_cpu_distributed_information as get_cpu_distributed_information
+from hpcaccel.runtime.compat.launched_process import purge_accelerate_environment as purge_accelerate_environment
 from hpcaccel.runtime.compat.out_of_memory import clear_device_cache as clear_device_cache
 from hpcaccel.runtime.compat.out_of_memory import find_executable_batch_size as find_executable_batch_size
 from hpcaccel.runtime.compat.out_of_memory import release_memory as release_memory
 from hpcaccel.runtime.compat.standalone import compile_regions as compile_regions
 from hpcaccel.runtime.compat.standalone import extract_model_from_parallel as extract_model_from_parallel
+from hpcaccel.runtime.compat.standalone import (
+    get_mixed_precision_context_manager as get_mixed_precision_context_manager,
+)
 from hpcaccel.runtime.compat.standalone import load as load
 from hpcaccel.runtime.compat.standalone import save as save
+from hpcaccel.runtime.compat.tpu_setup import install_xla as install_xla
+from hpcaccel.runtime.compat.tpu_setup import prepare_tpu as prepare_tpu
 from hpcaccel.runtime.deepspeed.engine_wrappers import DeepSpeedEngineWrapper as DeepSpeedEngineWrapper
 from hpcaccel.runtime.deepspeed.engine_wrappers import DeepSpeedOptimizerWrapper as DeepSpeedOptimizerWrapper
 from hpcaccel.runtime.deepspeed.engine_wrappers import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
@@ -152,8 +203,12 @@ from hpcaccel.runtime.distributed.collectives.nested_tensors import honor_type a
 from hpcaccel.runtime.distributed.collectives.nested_tensors import is_namedtuple as is_namedtuple
 from hpcaccel.runtime.distributed.collectives.nested_tensors import is_torch_tensor as is_torch_tensor
 from hpcaccel.runtime.distributed.collectives.nested_tensors import recursively_apply as recursively_apply
+from hpcaccel.runtime.distributed.collectives.padding import (
+    CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
+)
 from hpcaccel.runtime.distributed.collectives.padding import pad_input_tensors as pad_input_tensors
 from hpcaccel.runtime.enums import ComputeEnvironment as ComputeEnvironment
+from hpcaccel.runtime.enums import CustomDtype as CustomDtype
 from hpcaccel.runtime.enums import DDPCommunicationHookType as DDPCommunicationHookType
 from hpcaccel.runtime.enums import DistributedType as DistributedType
 from hpcaccel.runtime.enums import DynamoBackend as DynamoBackend
@@ -171,12 +226,10 @@ from hpcaccel.runtime.handlers import GradScalerKwargs as GradScalerKwargs
 from hpcaccel.runtime.handlers import InitProcessGroupKwargs as InitProcessGroupKwargs
 from hpcaccel.runtime.handlers import KwargsHandler as KwargsHandler
 from hpcaccel.runtime.handlers import MSAMPRecipeKwargs as MSAMPRecipeKwargs
-from hpcaccel.runtime.handlers import ParallelismConfig as ParallelismConfig
 from hpcaccel.runtime.handlers import ProfileKwargs as ProfileKwargs
 from hpcaccel.runtime.handlers import ProjectConfiguration as ProjectConfiguration
 from hpcaccel.runtime.handlers import TERecipeKwargs as TERecipeKwargs
 from hpcaccel.runtime.handlers import TorchDynamoPlugin as TorchDynamoPlugin
-from hpcaccel.runtime.handlers import TorchTensorParallelConfig as TorchTensorParallelConfig
 from hpcaccel.runtime.handlers import TorchTensorParallelPlugin as TorchTensorParallelPlugin
 from hpcaccel.runtime.launch_env import clear_environment as clear_environment
 from hpcaccel.runtime.launch_env import convert_dict_to_env_variables as convert_dict_to_env_variables
@@ -186,7 +239,6 @@ from hpcaccel.runtime.launch_env import parse_flag_from_env as parse_flag_from_e
 from hpcaccel.runtime.launch_env import patch_environment as patch_environment
 from hpcaccel.runtime.launch_env import str_to_bool as str_to_bool
 from hpcaccel.runtime.offload.aligned_devices import align_module_device as align_module_device
-from hpcaccel.runtime.offload.aligned_devices import get_state_dict_offloaded_model as get_state_dict_offloaded_model
 from hpcaccel.runtime.offload.aligned_devices import has_offloaded_params as has_offloaded_params
 from hpcaccel.runtime.offload.device_map import clean_device_map as clean_device_map
 from hpcaccel.runtime.offload.device_map import infer_auto_device_map as infer_auto_device_map
@@ -200,9 +252,11 @@ from hpcaccel.runtime.offload.model_parts import (
 from hpcaccel.runtime.offload.model_parts import compute_module_total_buffer_size as compute_module_total_buffer_size
 from hpcaccel.runtime.offload.model_parts import get_max_layer_size as get_max_layer_size
 from hpcaccel.runtime.offload.model_parts import get_module_size_with_ties as get_module_size_with_ties
-from hpcaccel.runtime.offload.module_hooks import (
-    SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
-)
+from hpcaccel.runtime.offload.offloaded_state import get_state_dict_offloaded_model as get_state_dict_offloaded_model
+from hpcaccel.runtime.offload.quantized_layers import BnbQuantizationConfig as BnbQuantizationConfig
+from hpcaccel.runtime.offload.quantized_layers import get_keys_to_not_convert as get_keys_to_not_convert
+from hpcaccel.runtime.offload.quantized_layers import has_4bit_bnb_layers as has_4bit_bnb_layers
+from hpcaccel.runtime.offload.quantized_layers import replace_with_bnb_layers as replace_with_bnb_layers
 from hpcaccel.runtime.offload.tensor_placement import get_non_persistent_buffers as get_non_persistent_buffers
 from hpcaccel.runtime.offload.tensor_placement import load_offloaded_weights as load_offloaded_weights
 from hpcaccel.runtime.offload.tensor_placement import set_module_tensor_to_device as set_module_tensor_to_device
@@ -213,7 +267,20 @@ from hpcaccel.runtime.offload.weight_store import load_offloaded_weight as load_
 from hpcaccel.runtime.offload.weight_store import offload_state_dict as offload_state_dict
 from hpcaccel.runtime.offload.weight_store import offload_weight as offload_weight
 from hpcaccel.runtime.offload.weight_store import save_offload_index as save_offload_index
+from hpcaccel.runtime.parallelism_config import DeepSpeedSequenceParallelConfig as DeepSpeedSequenceParallelConfig
+from hpcaccel.runtime.parallelism_config import ParallelismConfig as ParallelismConfig
+from hpcaccel.runtime.parallelism_config import TorchContextParallelConfig as TorchContextParallelConfig
+from hpcaccel.runtime.parallelism_config import TorchTensorParallelConfig as TorchTensorParallelConfig
 from hpcaccel.runtime.rank_logger import tqdm as tqdm
 from hpcaccel.runtime.rng.determinism import set_seed as set_seed
 from hpcaccel.runtime.rng.generators import synchronize_rng_state as synchronize_rng_state
 from hpcaccel.runtime.rng.generators import synchronize_rng_states as synchronize_rng_states
+from hpcaccel.runtime.training.scaling import get_grad_scaler as get_grad_scaler
+from hpcaccel.utils.constants import (
+    MITA_PROFILING_AVAILABLE_PYTORCH_VERSION as MITA_PROFILING_AVAILABLE_PYTORCH_VERSION,
+)
+from hpcaccel.utils.constants import (
+    SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING,
+)
+from hpcaccel.utils.constants import TORCH_DISTRIBUTED_OPERATION_TYPES as TORCH_DISTRIBUTED_OPERATION_TYPES
+from hpcaccel.utils.constants import XPU_PROFILING_AVAILABLE_PYTORCH_VERSION as XPU_PROFILING_AVAILABLE_PYTORCH_VERSION

@@ -114,7 +114,8 @@ def link(rank: int, size: int, folder: Path, how: str, loader: str, steps: int |
         ranks with their epochs.
     """
     from hpcaccel import Accelerator
-    from hpcaccel.runtime.handlers import DataLoaderConfiguration, ParallelismConfig
+    from hpcaccel.runtime.handlers import DataLoaderConfiguration
+    from hpcaccel.runtime.parallelism_config import ParallelismConfig
 
     torch.manual_seed(size)
     accelerator = Accelerator(

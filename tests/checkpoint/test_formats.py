@@ -13,7 +13,7 @@ from torch import nn
 
 from hpcaccel.checkpoint import CheckpointEngine, TrainingState
 from hpcaccel.checkpoint.formats import ConvertRequest, convert
-from hpcaccel.checkpoint.formats.weight_writers import write_torch
+from hpcaccel.checkpoint.formats.weight_writers import write_safetensors, write_torch
 from hpcaccel.checkpoint.formats.weights import Weight, plain_names
 from hpcaccel.checkpoint_files.contents import Contents
 from hpcaccel.checkpoint_files.verify import verify
@@ -294,6 +294,31 @@ def test_conversion_of_a_damaged_checkpoint_fails_and_leaves_no_files(fsdp, tmp_
         out = tmp_path / "out"
         assert not out.exists() or not list(out.iterdir())
     assert sorted(item.name for item in tmp_path.iterdir()) in (["out", "source"], ["source"])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": null}', '{"weight_map": {"a": 3}}', '{"metadata": {}}'])
+def test_damaged_index_is_one_clear_error(tmp_path, text):
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file({"a": torch.zeros(2)}, source / "model.safetensors")
+    (source / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"index\.json is not an index of weight files, or is damaged"):
+        convert(ConvertRequest(str(source), str(tmp_path / "out.pt"), "torch"))
+    assert any("not an index" in problem for problem in verify(source).problems)
+
+
+def test_cleanup_that_fails_does_not_hide_the_first_error(tmp_path, monkeypatch, caplog):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    def read():
+        raise CheckpointError("the source is damaged")
+
+    monkeypatch.setattr("pathlib.Path.rmdir", refuse)
+    weight = Weight("a", torch.float32, (2,), read)
+    with pytest.raises(CheckpointError, match="the source is damaged"):
+        write_safetensors(tmp_path / "out", [weight], max_shard_bytes=100, wrote=lambda count: None)
+    assert f"{tmp_path / 'out'} was not removed: Permission denied" in caplog.text
 
 
 def test_plain_names_removes_the_prefixes_of_wrappers():

@@ -81,6 +81,19 @@ def test_megatrons_iteration_counts_once_the_tracker_names_it_or_a_later_one(tmp
     assert {one.step: one.complete for one in watched(run)} == {100: True, 200: True, 300: False}
 
 
+def test_empty_tracker_leaves_only_the_last_iteration_incomplete(tmp_path: Path) -> None:
+    """A program that is killed while it rewrites the tracker leaves it empty."""
+    run = make_run(tmp_path, preset="megatron", directory="out")
+    for step in (100, 200, 300):
+        make(tmp_path / f"out/iter_{step:07d}", "x.distcp")
+    tracker = tmp_path / "out" / "latest_checkpointed_iteration.txt"
+    for text in ("", "\n"):
+        tracker.write_text(text)
+        assert {one.step: one.complete for one in watched(run)} == {100: True, 200: True, 300: False}
+    tracker.write_text("release")
+    assert newest_saved(run) is None
+
+
 def test_file_of_torch_save_counts_once_it_is_whole(tmp_path: Path) -> None:
     run = make_run(tmp_path, glob="{run_dir}/epoch_*.pt")
     whole = archive()

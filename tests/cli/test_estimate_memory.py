@@ -153,7 +153,7 @@ def test_python_function_is_called_on_the_meta_device(shell: Shell) -> None:
         (["empty"], "has neither *.safetensors nor config.json"),
         (["bad.json"], "bad.json cannot be read"),
         (["bad.safetensors"], "not a safetensors file"),
-        (["job.yaml"], "job.yaml does not say which model it trains"),
+        (["job.yaml"], "job.yaml does not name the model that it trains"),
         (["factory:tied", "--optimizer", "adam"], "--optimizer 'adam' is not valid (allowed: adamw"),
         (["factory:tied", "--gpu-memory", "lots"], "--gpu-memory 'lots' is not a size"),
         (["factory:tied", "--model", "x"], "--model is for a job spec"),

@@ -177,7 +177,10 @@ def test_init_reports_unreachable_slurm_and_writes_no_partition(shell, slurm):
     result = shell("init")
     assert result.returncode == 0
     assert "Unable to contact" in result.stderr
-    assert "partition" not in yaml.safe_load((shell.folder / "job.yaml").read_text())["slurm"]
+    text = (shell.folder / "job.yaml").read_text()
+    assert "partition" not in yaml.safe_load(text)["slurm"]
+    assert "without Slurm" not in text  # there is one
+    assert "No available partition was known when this file was written" in text
 
 
 JOBS = """\

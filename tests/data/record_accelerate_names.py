@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
+import accelerate.test_utils
 import accelerate.utils
+import accelerate.utils.constants
+import accelerate.utils.operations
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import AcceleratorState, GradientState, PartialState
@@ -39,6 +42,23 @@ def defined(name: str) -> list[str]:
         for key, value in vars(module).items()
         if not key.startswith("_") and getattr(value, "__module__", None) == module.__name__ and callable(value)
     )
+
+
+def only_in_submodules() -> dict[str, list[str]]:
+    """What scripts import from submodules because ``accelerate.utils`` does not have it: constants and exceptions; and
+    the names of ``accelerate.test_utils`` except its own test programs."""
+    constants, operations = accelerate.utils.constants, accelerate.utils.operations
+    exported = set(imported(accelerate.utils))
+    kinds = [name for name in defined("utils.operations") if inspect.isclass(getattr(operations, name))]
+    raised = [name for name in kinds if issubclass(getattr(operations, name), Exception)]
+    tools = accelerate.test_utils
+    return {
+        "accelerate.utils.constants": sorted(
+            name for name in vars(constants) if name.isupper() and name not in exported
+        ),
+        "accelerate.test_utils": [name for name in imported(tools) if not inspect.ismodule(getattr(tools, name))],
+        "accelerate.utils.operations": [name for name in raised if name not in exported],
+    }
 
 
 def parameters(function: Any) -> list[str]:
@@ -82,6 +102,7 @@ def main() -> None:
         "accelerate": imported(accelerate),
         "accelerate.utils": imported(accelerate.utils),
         **{f"accelerate.{name}": defined(name) for name in MODULES},
+        **only_in_submodules(),
         "members": {type(item).__name__: members(item) for item in shown},
     }
     version = ".".join(accelerate.__version__.split(".")[:2])

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hpcaccel.cli.main import app
+from hpcaccel.cli.main import program
 from hpcaccel.spec import load_spec
 from tests.cluster.dev_cluster import wait_until
 from tests.cluster.scenario import Scenario
@@ -129,7 +129,7 @@ def test_recipe_is_valid(name: str) -> None:
     spec = load_spec(FILES[name])
     assert spec.stop_mode == "signals"
     assert spec.launch_watch("/work") is not None
-    answer = CliRunner().invoke(app, ["validate", str(FILES[name]), "--json"])
+    answer = CliRunner().invoke(program(), ["validate", str(FILES[name]), "--json"])
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.stdout)["valid"] is True
 

@@ -123,6 +123,7 @@ def test_values_are_read_as_accelerate_reads_them(tmp_path: Path) -> None:
         ("fp16: true", {"mixed_precision": "fp16"}),
         ("dynamo_backend: INDUCTOR", {"dynamo_config": {"dynamo_backend": "INDUCTOR"}}),
         ("dynamo_backend: 'NO'", {"dynamo_config": {}}),
+        ("dynamo_backend: no", {"dynamo_config": {}}),
         ("dynamo_config: {backend: EAGER}", {"dynamo_config": {"dynamo_backend": "EAGER"}}),
         ("ipex_config: {ipex: true}", {"retired": ("ipex_config",)}),
         ("main_process_port: null\ndeepspeed_config: {}", {"deepspeed_config": {}}),

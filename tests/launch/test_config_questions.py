@@ -222,7 +222,7 @@ def test_sharding_strategies_by_name_and_number(tmp_path: Path, sharding: Any, s
         (LaunchConfig(num_processes=-1), "num_processes is not set"),
         (LaunchConfig(distributed_type="FSDP", fsdp_config={"fsdp_sharding_strategy": "HYBRID_SHARD"}), "shard_size"),
         (LaunchConfig(distributed_type="FSDP", fsdp_config={"fsdp_use_orig_params": True}), "fsdp_use_orig_params"),
-        (LaunchConfig(parallelism_config={"parallelism_config_cp_size": 2}), "parallelism_config_cp_size"),
+        (LaunchConfig(parallelism_config={"parallelism_config_sp_size": 2}), "parallelism_config_sp_size"),
     ],
 )
 def test_setting_without_counterpart_becomes_a_comment(tmp_path: Path, config: LaunchConfig, comment: str) -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.launch.gpus import count_gpus, visible_variable
+from hpcaccel.launch.gpus import count_gpus, find_gpus
+
+from .planning import plan
 
 NVIDIA_SMI = """#!/bin/bash
 echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'
@@ -33,7 +35,7 @@ def test_nvidia_smi_lists_gpus(system: Path, tmp_path: Path) -> None:
     program.write_text(NVIDIA_SMI)
     program.chmod(0o755)
     assert count_gpus({}, system=system) == 2
-    assert visible_variable({}, system=system) == "CUDA_VISIBLE_DEVICES"
+    assert find_gpus({}, system=system).variable == "CUDA_VISIBLE_DEVICES"
 
 
 def test_nvidia_smi_without_a_driver_lists_none(system: Path, tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_kernel_lists_amds_gpus(system: Path) -> None:
         node.mkdir(parents=True)
         (node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {units}\nmem_banks_count 1\n")
     assert count_gpus({}, system=system) == 2
-    assert visible_variable({}, system=system) == "CUDA_VISIBLE_DEVICES"
+    assert find_gpus({}, system=system).variable == "CUDA_VISIBLE_DEVICES"
 
 
 def test_kernel_lists_intels_gpus_for_computing(system: Path) -> None:
@@ -61,8 +63,25 @@ def test_kernel_lists_intels_gpus_for_computing(system: Path) -> None:
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
     assert count_gpus({}, system=system) == 2
-    assert visible_variable({}, system=system) == "ZE_AFFINITY_MASK"
+    assert find_gpus({}, system=system).variable == "ZE_AFFINITY_MASK"
 
 
 def test_machine_without_gpus(system: Path) -> None:
     assert count_gpus({}, system=system) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "calls"), [("--gpu-ids 0,1", 1), ("--num-processes 2", 1), ("--tpu", 0), ("--cpu", 0)]
+)
+def test_launcher_asks_nvidia_smi_once_if_at_all(
+    system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, calls: int
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI + f"echo >> {tmp_path}/calls\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").touch()
+    Path("calls").touch()
+    found = plan(f"{flags} t.py", {"PATH": str(tmp_path)})
+    assert len(Path("calls").read_text().splitlines()) == calls
+    assert found.environ.get("CUDA_VISIBLE_DEVICES") == ("0,1" if "ids" in flags else None)

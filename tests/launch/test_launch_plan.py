@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from hpcaccel.launch.config_to_spec import to_spec
 
 from .planning import ALONE, GPUS, PYTHON, config, plan, refusal, torchrun
 
@@ -67,7 +70,7 @@ def test_gpu_ids_count_among_the_visible_gpus() -> None:
     found = plan("--gpu-ids 1 t.py", {"HIP_VISIBLE_DEVICES": "2,3"})
     assert (found.environ["HIP_VISIBLE_DEVICES"], "CUDA_VISIBLE_DEVICES" in found.environ) == ("3", False)
     message = refusal("--gpu-ids 1,4 t.py", {"CUDA_VISIBLE_DEVICES": "4,5"})
-    assert "there is no GPU 4. CUDA_VISIBLE_DEVICES=4,5 shows 2 GPUs" in message
+    assert "there is no GPU 4. CUDA_VISIBLE_DEVICES=4,5 makes 2 GPUs visible" in message
 
 
 def test_total_and_number_per_machine() -> None:
@@ -119,12 +122,12 @@ def test_port_is_free_unless_it_is_given() -> None:
         ("--nnodes 1:2 --rdzv-backend static --nproc-per-node 1 --rdzv-endpoint a:1 t.py", "--rdzv-backend c10d"),
         ("--nnodes 2 t.py", "--main-process-ip ADDRESS of machine 0 is missing"),
         ("--nnodes 2 --rdzv-backend c10d t.py", "--rdzv-endpoint HOST:PORT of machine 0 is missing"),
-        ("--nnodes 2 --main-process-ip a t.py", "set --machine-rank to this machine's index"),
+        ("--nnodes 2 --main-process-ip a t.py", "several machines need --machine-rank, this machine's index"),
         ("--cpu --multi-gpu t.py", "--cpu and --multi-gpu exclude each other"),
         ("--use-fsdp --use-deepspeed t.py", "--use-fsdp and --use-deepspeed exclude each other"),
         ("--module --no-python t.py", "--module and --no-python exclude each other"),
-        ("--multi-gpu t.py", "this machine shows no GPU"),
-        ("--no-python no-such-program", "there is no program 'no-such-program'"),
+        ("--multi-gpu t.py", "no GPU is visible on this machine"),
+        ("--no-python no-such-program", "the program 'no-such-program' was not found on PATH, or is not executable"),
         ("no-such.py", "there is no script 'no-such.py'"),
         ("--tpu-cluster --tpu t.py", "hpcaccel does not start programs on TPU pods"),
         (
@@ -148,8 +151,12 @@ def test_contradictions_are_refused(line: str, message: str, tmp_path: Path, mon
 
 
 def test_more_gpus_than_there_are_are_refused() -> None:
-    assert "has 4 GPUs for them" in refusal("--multi-gpu --num-processes 8 t.py", GPUS)
-    assert "has 1 GPU for them" in refusal("--multi-gpu --gpu-ids 0 --num-processes 2 t.py", GPUS)
+    assert "8 ranks with --multi-gpu need a GPU each, but this machine has 4" in refusal(
+        "--multi-gpu --num-processes 8 t.py", GPUS
+    )
+    assert "2 ranks with --multi-gpu need a GPU each, but this machine has 1" in refusal(
+        "--multi-gpu --gpu-ids 0 --num-processes 2 t.py", GPUS
+    )
     assert "several GPUs need at least 2 ranks" in refusal("--multi-gpu --num-processes 1 t.py", GPUS)
 
 
@@ -226,6 +233,13 @@ def test_file_for_a_single_device() -> None:
     assert plan("t.py", GPUS, file).command == [PYTHON, "t.py"]
     assert plan("t.py", GPUS, config(distributed_type="NO")).command == [PYTHON, "t.py"]
     assert torchrun(plan("--multi-gpu t.py", GPUS, file))[1] == "--nproc-per-node=4"
+
+
+@pytest.mark.parametrize(("value", "expected"), [(False, "NO"), (True, "INDUCTOR"), ("eager", "EAGER")])
+def test_backend_of_the_compiler_may_be_an_unquoted_yes_or_no(value: Any, expected: str) -> None:
+    file = config(distributed_type="NO", dynamo_config={"dynamo_backend": value})
+    assert plan("t.py", ALONE, file).environ["ACCELERATE_DYNAMO_BACKEND"] == expected
+    assert ("compile: true" in to_spec(file, source="file")) == (expected != "NO")
 
 
 def test_sections_of_the_file_become_variables() -> None:

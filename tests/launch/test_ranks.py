@@ -239,6 +239,35 @@ def test_failed_ranks_are_started_again(launcher: Launcher) -> None:
     assert "restart 2" not in result.stdout
 
 
+STOPPING = """
+import os, signal, sys, time
+from pathlib import Path
+
+rank = os.environ["RANK"]
+with open(f"started.{rank}", "a") as file:
+    file.write(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if sys.argv[1] == "handles":
+    signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(3))
+if sys.argv[1] == "85":
+    sys.exit(85)
+Path(f"ready.{rank}").touch()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("reaction", "code"), [("handles", 3), ("dies", 128 + signal.SIGUSR2), ("85", 85)])
+def test_stopped_ranks_are_not_started_again(launcher: Launcher, reaction: str, code: int) -> None:
+    """Whether SIGUSR2 has stopped them, or an agreement of their own, after which they exit with 85."""
+    launcher.write("stopping.py", STOPPING)
+    process = launcher.start(*AGENT, "--max-restarts=3", "stopping.py", reaction)
+    if reaction != "85":
+        wait_for(lambda: len(list(launcher.folder.glob("ready.?"))) == 2, "ranks started")
+        process.send_signal(signal.SIGUSR2)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == code, said
+    assert [path.read_text() for path in launcher.folder.glob("started.?")] == ["0", "0"], said
+
+
 @pytest.mark.chaos
 def test_output_goes_to_files_and_to_the_terminal(launcher: Launcher) -> None:
     launcher.write("saying.py", "import os; print('rank', os.environ['RANK'])")
@@ -279,13 +308,14 @@ def test_program_does_not_ignore_sigpipe(launcher: Launcher) -> None:
 def test_accelerator_in_ranks_of_the_launcher(launcher: Launcher) -> None:
     launcher.write(
         "train.py",
-        "import torch\nfrom hpcaccel import Accelerator\n"
+        "import os, torch\nfrom hpcaccel import Accelerator\n"
         "accelerator = Accelerator()\n"
         "total = accelerator.reduce(torch.tensor([accelerator.process_index + 1.0]))\n"
         "model = accelerator.prepare(torch.nn.Linear(2, 2))\n"
         "assert any(isinstance(one, torch._dynamo.OptimizedModule) for one in model.modules()), model\n"
-        "print('total', total.item(), accelerator.num_processes, accelerator.mixed_precision,\n"
-        "      accelerator.gradient_accumulation_steps, accelerator.distributed_type.value, flush=True)\n"
+        "line = ['total', total.item(), accelerator.num_processes, accelerator.mixed_precision,\n"
+        "        accelerator.gradient_accumulation_steps, accelerator.distributed_type.value]\n"
+        "os.write(1, (' '.join(map(str, line)) + chr(10)).encode())  # one write: lines of two ranks stay whole\n"
         "accelerator.end_training()\n",
     )
     flags = ("--mixed-precision", "bf16", "--gradient-accumulation-steps", "3", "--dynamo-backend", "eager")

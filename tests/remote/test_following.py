@@ -111,6 +111,21 @@ def test_an_interrupted_pull_continues(client: LoginNode, run_with_results: RunD
     there.connection.close()
 
 
+def test_an_interrupted_pull_leaves_no_checkpoint_that_looks_complete(
+    client: LoginNode, run_with_results: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest, whose name is sorted before those of the shards, is fetched after them."""
+    run, there = run_with_results, cluster(client, reads=2_500_000)
+    monkeypatch.setattr("hpcaccel.submission.remote.remote_cluster.PAUSES_SECONDS", ())
+    with pytest.raises(ClusterError, match="Run the same command again to pick up where it stopped"):
+        pulling.pull(there, run.run_id, None, runs_dir=client.client / "here", checkpoint="last")
+    place = client.client / "here" / "toy" / run.run_id / "checkpoints" / "step_00000020"
+    assert [path.name for path in place.iterdir()] == [f"shard{pulling.PART}"]
+    pulling.pull(there, run.run_id, None, runs_dir=client.client / "here", checkpoint="last")
+    assert {path.name for path in place.iterdir()} == {"COMMITTED", "shard"}
+    there.connection.close()
+
+
 def test_partial_files_are_continued_and_damaged_ones_fetched_again(
     client: LoginNode, run_with_results: RunDir
 ) -> None:

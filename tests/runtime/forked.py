@@ -129,6 +129,7 @@ class Template:
         socket.send_fds(self._requests, [json.dumps(request).encode()], files)
 
     def _end(self) -> None:
+        self._requests.shutdown(socket.SHUT_RDWR)  # children of this process, such as a loader's workers, have it open
         self._requests.close()
         self._process.wait()
 

@@ -42,15 +42,15 @@ def test_availability_of_installed_missing_and_unknown_packages() -> None:
 
 
 def test_empty_directory_is_not_an_available_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lomo_optim").mkdir()
+    (tmp_path / "msamp").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
     availability.found.cache_clear()
     try:
-        assert not availability.is_lomo_available()
-        (tmp_path / "lomo_optim" / "__init__.py").touch()
+        assert not availability.is_msamp_available()
+        (tmp_path / "msamp" / "__init__.py").touch()
         sys.path_importer_cache.clear()
         availability.found.cache_clear()
-        assert availability.is_lomo_available()
+        assert availability.is_msamp_available()
     finally:
         availability.found.cache_clear()
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.ranks import BLOCKED, ROOT
+from hpcaccel.core.durable_files import read_json, write_json
+from tests.runtime.ranks import BLOCKED, ROOT, make_run, run_ranks
 
 PROGRAM = Path(__file__).parent / "programs" / "parent.py"
 TIMEOUT_SECONDS = 60
@@ -83,3 +84,17 @@ def test_terminated_child_has_the_same_exit_code_as_without_hpcaccel() -> None:
 
 def test_subprocess_of_a_child_is_ended_by_sigterm() -> None:
     assert run_parent("with_program") == (0, ["-15", "ready"])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("thread", "stop"), [("main", "signals"), ("thread", "cooperative")])
+def test_program_that_handles_no_signals_ends_despite_persistent_workers(
+    tmp_path: Path, thread: str, stop: str
+) -> None:
+    """The workers ignore the SIGTERM that Python sends to them before it waits for their end."""
+    run = make_run(tmp_path / "run")
+    spec = read_json(run.spec)
+    assert spec is not None
+    write_json(run.spec, {**spec, "launch": {**spec["launch"], "stop": stop}})
+    ended = run_ranks("persistent_workers.py", [thread], size=1, launcher="alone", run=run)
+    assert (ended.codes, ended.outputs) == ([0], ["28.0\n"])

@@ -182,7 +182,7 @@ def test_environment_and_spec_choose_deepspeed(standin: None) -> None:
     plugin, precision = choose_plugin(SimpleNamespace(fsdp=None, deepspeed=None), Settings(deepspeed=section))
     assert (plugin.zero_stage, plugin.gradient_clipping, plugin.offload_optimizer_device) == (1, 0.1, "cpu")
     assert precision == "no"
-    with pytest.raises(RuntimeMisuse, match="does not combine with an fsdp_plugin"):
+    with pytest.raises(RuntimeMisuse, match="cannot be combined with an fsdp_plugin"):
         choose_plugin(SimpleNamespace(fsdp=object(), deepspeed=None), Settings())
 
 
@@ -319,6 +319,11 @@ def test_accumulation_clipping_and_steps_are_done_once(ddp: dict[str, Any], whol
     assert whole["weights"] == pytest.approx(ddp["weights"], rel=1e-5)
 
 
+def test_prepared_optimizer_and_scheduler_show_the_states(ddp: dict[str, Any], whole: dict[str, Any]) -> None:
+    assert whole["states"] == ["DEEPSPEED", 2, 2, True]
+    assert ddp["states"] == ["MULTI_CPU", 2, 2, True]
+
+
 def test_killed_save_is_not_loaded_and_the_resume_is_exact(whole: dict[str, Any], tmp_path: Path) -> None:
     ended = train(plugin=ZERO2, project=str(tmp_path), saves=[2, 4], die_in_save=4)
     assert ended.codes[1] == 9
@@ -386,11 +391,11 @@ def test_what_does_not_combine_is_refused() -> None:
         "dummy without section": "DummyOptim stands for the section 'optimizer'",
         "original again": "this Linear has already been prepared",
         "second engine": "this training already has a DeepSpeed engine",
-        "clip by value": "clip_grad_value_() does not combine with DeepSpeed",
+        "clip by value": "clip_grad_value_() cannot be combined with DeepSpeed",
         "two optimizers": "there are two optimizers",
         "empty tensors": "contains empty tensors, because ZeRO-3",
-        "fsdp": "does not combine with strategy='fsdp'",
-        "both names": "these keywords mean the same",
+        "fsdp": "cannot be combined with strategy='fsdp'",
+        "both names": "these keywords have the same meaning",
         "no plugin": "'zero3.json', which is not a DeepSpeedPlugin",
         "fp8": "mixed_precision=fp8 with DeepSpeed is not supported",
         "two precisions": "conflicts with bf16.enabled",

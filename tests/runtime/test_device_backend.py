@@ -18,7 +18,8 @@ from hpcaccel.checkpoint.device_generator import device_generator
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 from hpcaccel.runtime.compat import availability
 from hpcaccel.runtime.distributed import device_backend, xla_device
-from hpcaccel.runtime.distributed.device_mesh import MeshLayout, build, choose_device, count_gpus
+from hpcaccel.runtime.distributed.device_mesh import build, choose_device, count_gpus
+from hpcaccel.runtime.distributed.mesh_layout import MeshLayout
 from hpcaccel.runtime.distributed.rank_env import ALONE, detect
 from hpcaccel.runtime.enums import DistributedType
 from hpcaccel.runtime.rng import generators
@@ -110,14 +111,10 @@ def test_ddp_gets_an_index_only_where_devices_have_one() -> None:
     assert list(map(device_backend.device_ids, devices)) == [[3], [1], None, None]
 
 
-def test_rocm_and_rccl_are_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (device_backend.vendor("cuda"), device_backend.collectives_library("cuda")) == ("CUDA", "NCCL")
+def test_rocm_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_backend.vendor("cuda") == "CUDA"
     monkeypatch.setattr("torch.version.hip", "6.4")
-    assert (device_backend.vendor("cuda"), device_backend.collectives_library("cuda")) == ("ROCm", "RCCL")
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available=False: torch.device("cuda"))
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "AMD Instinct MI300X")
-    assert device_backend.describe() == "8 x AMD Instinct MI300X (ROCm 6.4, RCCL)"
+    assert device_backend.vendor("cuda") == "ROCm"
     # The profiler's activity for ROCm is that of CUDA.
     assert device_backend.profiler_activity("rocm") is torch.profiler.ProfilerActivity.CUDA
 
@@ -137,7 +134,7 @@ def test_rank_gets_the_xpu_of_its_local_rank(xpu: Module, monkeypatch: pytest.Mo
     device = choose_device(detect(TORCHRUN), cpu=False)
     assert device == torch.device("xpu", 1)
     assert xpu.selected == [device]
-    assert device_backend.describe() == "2 x Max 1550 (XPU (Intel), XCCL)"
+    assert (device_backend.device_count(), device_backend.vendor("xpu")) == (2, "XPU (Intel)")
     assert availability.get_current_device_type() == ("xpu", "MULTI_XPU")
     monkeypatch.setenv("ZE_AFFINITY_MASK", "0,1,2")
     assert count_gpus({"ZE_AFFINITY_MASK": "0,1,2"}) == 3

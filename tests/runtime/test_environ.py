@@ -108,7 +108,8 @@ def test_compiling_and_the_mesh_may_come_from_the_launcher() -> None:
     mesh = launch_env.parallelism_config({**sizes, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"})
     assert mesh is not None
     assert (mesh.tp_size, mesh.cp_size, mesh.dp_shard_size) == (2, 1, None)
-    with pytest.raises(RuntimeMisuse, match="splitting sequences over ranks is not supported"):
-        launch_env.parallelism_config({"PARALLELISM_CONFIG_CP_SIZE": "8", "ACCELERATE_USE_PARALLELISM_CONFIG": "true"})
+    both = {"PARALLELISM_CONFIG_CP_SIZE": "8", "PARALLELISM_CONFIG_SP_SIZE": "8"}
+    with pytest.raises(RuntimeMisuse, match="cp_size=8, sp_size=8"):
+        launch_env.parallelism_config({**both, "ACCELERATE_USE_PARALLELISM_CONFIG": "true"})
     with pytest.raises(RuntimeMisuse, match="ACCELERATE_DYNAMO_USE_DYNAMIC='maybe' is not a boolean"):
         launch_env.dynamo_plugin({"ACCELERATE_DYNAMO_BACKEND": "EAGER", "ACCELERATE_DYNAMO_USE_DYNAMIC": "maybe"})

@@ -32,11 +32,11 @@ def found(ended: Ended) -> dict[str, Any]:
 
 
 def test_debug_launcher_starts_ranks_on_the_cpu(found: dict[str, Any]) -> None:
-    assert found["debug"] == [[rank, 2, "cpu", "no", 11.0, "1"] for rank in range(2)]
+    assert found["debug"] == [[rank, 2, "cpu", "no", 11.0, True] for rank in range(2)]
 
 
 def test_launched_function_may_be_a_closure(found: dict[str, Any]) -> None:
-    assert found["closure"] == [[rank, 3, "cpu", "no", 111.0, "1"] for rank in range(3)]
+    assert found["closure"] == [[rank, 3, "cpu", "no", 111.0, True] for rank in range(3)]
 
 
 def test_rank_failure_is_raised_with_the_functions_traceback(found: dict[str, Any]) -> None:
@@ -52,11 +52,11 @@ def test_rank_failure_is_raised_with_the_functions_traceback(found: dict[str, An
 
 
 def test_notebook_launcher_starts_ranks_as_torchrun_does(found: dict[str, Any]) -> None:
-    assert found["notebook"] == [[rank, 2, "cpu", "bf16", 11.0, "1"] for rank in range(2)]
+    assert found["notebook"] == [[rank, 2, "cpu", "bf16", 11.0, True] for rank in range(2)]
 
 
 def test_single_rank_runs_in_the_calling_process(found: dict[str, Any]) -> None:
-    assert found["alone"] == [[0, 1, "cpu", "bf16", 1.0, None]]
+    assert found["alone"] == [[0, 1, "cpu", "bf16", 1.0, False]]
 
 
 def test_notebook_launcher_refuses_wrong_use(found: dict[str, Any]) -> None:

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.errors import RuntimeMisuse
-
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +128,10 @@ def home(kind: str) -> Any:
 def test_supported_member_takes_accelerates_parameters(made: dict[str, Any], kind: str, name: str) -> None:
     """At least those of Accelerate's method, in the same order."""
     recorded = MEMBERS[kind][name]
+    if name == "pipeline_parallel_rank":
+        with pytest.raises(NotImplementedError):
+            getattr(made[kind], name)
+        return
     if recorded is None:
         getattr(made[kind], name)
         return
@@ -141,15 +143,9 @@ def test_supported_member_takes_accelerates_parameters(made: dict[str, Any], kin
     assert not missing or (takes_all and any(word.startswith("*") for word in recorded)), missing
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [(kind, name) for kind, table in CLASSES.items() for name, verdict in verdicts(table) if verdict == "not here"],
-)
-def test_unsupported_member_raises_an_error_with_the_reason(made: dict[str, Any], kind: str, name: str) -> None:
-    with pytest.raises((AttributeError, RuntimeMisuse)) as raised:
-        getattr(made[kind], name)
-    if kind not in HOMES or kind == "Accelerator":
-        assert len(str(raised.value).replace(name, "")) > 40, raised.value
+def test_no_member_is_missing() -> None:
+    rows = [(name, verdict) for table in CLASSES.values() for name, verdict in verdicts(table)]
+    assert [name for name, verdict in rows if verdict == "not here"] == []
 
 
 @pytest.fixture(scope="module")
@@ -200,10 +196,7 @@ def test_reasons_cover_exactly_the_unsupported_names() -> None:
     said = {
         name.rpartition(".")[2] for table in TABLES.values() for name, verdict in table.items() if verdict == "not here"
     }
-    said -= {"megatron_lm_plugin", "deepspeed_plugin"}  # keywords
-    said -= {"pipeline_parallel_rank", "context_parallel_rank"}  # properties with their own messages
-    said -= {name for kind in ("AcceleratedOptimizer", "AcceleratedScheduler") for name in TABLES[kind]}
-    assert set(REASONS) == said
+    assert set(REASONS) == said - {"megatron_lm_plugin"}  # a keyword
 
 
 @pytest.mark.parametrize(
@@ -213,7 +206,7 @@ def test_reasons_cover_exactly_the_unsupported_names() -> None:
         for module in ("checkpointing", "inference", "test_utils")
         for name in RECORD[f"accelerate.{module}"]
     ]
-    + [("commands.launch", "launch_command_parser"), ("commands.config", "default_config"), ("commands", "anything")],
+    + [("commands.launch", "tpu_launcher"), ("commands.config", "default_config"), ("commands", "anything")],
 )
 def test_name_in_an_unsupported_module_raises_with_the_reason(page: str, name: str) -> None:
     module = import_module(f"hpcaccel.{page}")
@@ -237,7 +230,8 @@ def test_accelerator_module_exports_what_scripts_import_from_it() -> None:
 
 
 PAGES_WITHOUT_A_FILE = {
-    "commands": "config env estimate launch merge test to_fsdp2 tpu utils",
+    "commands": "accelerate_cli config config.config_args config.default env estimate launch merge test to_fsdp2 tpu "
+    "utils",
     "utils": "ao bnb deepspeed fsdp_utils launch megatron_lm offload torch_xla transformer_engine",
 }
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from hpcaccel import Accelerator
 from hpcaccel.big_modeling import (
+    attach_layerwise_casting_hooks,
     cpu_offload,
     cpu_offload_with_hook,
     disk_offload,
@@ -48,6 +49,7 @@ from hpcaccel.utils import (
     offload_weight,
     set_module_tensor_to_device,
 )
+from tests.runtime.ranks import run_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -568,6 +570,27 @@ def test_each_hook_undoes_what_it_did_before_a_failed_forward() -> None:
     assert done == ["before a", "before b", "before c", "undo a", "undo b", "undo c"]
 
 
+def test_cast_weights_return_to_their_storage_dtype_when_forward_raises() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    attach_layerwise_casting_hooks(model, torch.bfloat16, torch.float32)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(1, 5))
+    assert model[0].weight.dtype == torch.bfloat16
+    assert model(torch.ones(1, 4)).dtype == torch.float32
+    assert model[0].weight.dtype == torch.bfloat16
+
+
+def test_parts_on_an_accelerator_stay_there_and_tied() -> None:
+    """With a stand-in for the accelerator. Its cache is cleared once by the distribution, and not for each tensor."""
+    ended = run_ranks("vendor_offload.py", size=1, launcher="alone")
+    assert ended.codes == [0], ended.outputs
+    assert ended.result() == {
+        "devices": [*["npu:0"] * 4, "meta", "meta", "npu:0", "npu:0"],
+        "right": True, "state": True, "state_on": ["cpu"], "state_tied": True,
+        "kept": True, "tied": True, "cleared": [1, 1],
+    }  # fmt: skip
+
+
 def test_hook_without_gradients_leaves_the_mode_as_it_was() -> None:
     hook, module = ModelHook(), nn.Linear(2, 2)
     hook.no_grad = True
@@ -666,10 +689,11 @@ def test_programs_of_the_page_run(
     monkeypatch.chdir(tmp_path)
     text = whole.generate(torch.tensor([[3, 14, 15, 9, 2]]), max_new_tokens=5, do_sample=False).tolist()
     programs = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 3
+    assert len(programs) == 4
     for program in programs:
         exec(program, {})
     shown = capsys.readouterr().out
     assert str(text) in shown
+    assert "\nLinear4bit\n" in shown
     assert "\n{'0': 'cpu', '1': 'disk', '2': 'disk', '3': 'disk'}\n" in shown
     Accelerator().end_training()

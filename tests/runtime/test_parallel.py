@@ -11,10 +11,11 @@ from torch import nn
 
 from hpcaccel import Accelerator, init_empty_weights
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.distributed.device_mesh import MeshLayout, arrange
-from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, ParallelismConfig, TorchTensorParallelPlugin
+from hpcaccel.runtime.distributed.mesh_layout import MeshLayout, arrange
+from hpcaccel.runtime.handlers import FullyShardedDataParallelPlugin, TorchTensorParallelPlugin
 from hpcaccel.runtime.parallel.fsdp_choices import choose, dtype_of, ignored_parameters
 from hpcaccel.runtime.parallel.wrapping import blocks, owned_alone
+from hpcaccel.runtime.parallelism_config import ParallelismConfig
 from hpcaccel.runtime.settings import Settings
 from tests.runtime.ranks import run_ranks
 

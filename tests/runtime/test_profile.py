@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.accelerator_mixins.training_mixin import ProfileContext, build_profiler
 from hpcaccel.runtime.handlers import ProfileKwargs
+from hpcaccel.runtime.training.profile_context import ProfileContext, build_profiler
 from tests.runtime.ranks import run_ranks
 
 

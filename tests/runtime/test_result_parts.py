@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.durable_files import atomic_writer
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.batch_inference.result_parts import Plan, ResultParts, append_results
 
@@ -104,6 +105,20 @@ def test_start_that_is_killed_while_it_writes_the_manifest_leaves_nothing(tmp_pa
     parts.folder.mkdir()
     (parts.folder / ".manifest.json.1.abc.tmp").write_text('{"version"')
     assert parts.open()[1] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a[1].jsonl"])
+def test_start_deletes_the_temporary_files_of_killed_merges(tmp_path: Path, name: str) -> None:
+    parts = ResultParts(tmp_path / name, parts_of(tmp_path)._plan)
+    with atomic_writer(parts.path):
+        (left,) = tmp_path.iterdir()
+        os.link(left, left.with_stem(f"{left.stem}0"))  # what would be there, had the process been killed now
+    parts.path.unlink()
+    others = [tmp_path / ".b.jsonl.1.tmp", tmp_path / f"{name}.tmp"]
+    for other in others:
+        other.touch()
+    parts.open()
+    assert {path for path in tmp_path.iterdir() if path.is_file()} == set(others)
 
 
 def test_merge_without_room_on_the_disk_keeps_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def test_results_are_never_mixed_with_those_of_other_settings(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("difference", "message"),
     [
-        ("items", "rank 1 has other items than rank 0 (50 items, and rank 0 50)"),
+        ("items", "rank 1 has different items than rank 0 (50 items; rank 0 has 50)"),
         ("batch_size", "rank 1 has batch_size=6, but rank 0 has batch_size=3"),
         ("settings", "rank 1 has settings={'model': 'large'}, but rank 0 has settings={'model': 'small'}"),
     ],
@@ -220,7 +220,7 @@ refuse(lambda: hpcaccel.ResultsFile("b.jsonl", [object()]), "item 0 cannot be wr
 refuse(lambda: hpcaccel.ResultsFile("b.jsonl", "text"), "items is 'text'", "Pass a list")
 refuse(lambda: hpcaccel.ResultsFile("b.jsonl", ["a"], batch_size=0), "batch_size=0")
 open("c.jsonl", "w").close()
-refuse(lambda: hpcaccel.ResultsFile("c.jsonl", ["a"]), "c.jsonl exists, but not", "Move the file")
+refuse(lambda: hpcaccel.ResultsFile("c.jsonl", ["a"]), "c.jsonl exists, but", "is missing", "Move the file")
 refuse(hpcaccel.stop_gate, "ResultsFile")
 results.write(first, [1, 2])
 results.write(second, [3])

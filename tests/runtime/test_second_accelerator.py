@@ -18,8 +18,8 @@ from hpcaccel.runtime.handlers import (
     DataLoaderConfiguration,
     DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
-    ParallelismConfig,
 )
+from hpcaccel.runtime.parallelism_config import ParallelismConfig
 from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 from hpcaccel.runtime.states.gradient_state import GradientState
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcaccel.submission.runs.scheduler_state import SOURCE, explain_reason, meaning
+from hpcaccel.submission.runs.pending_reasons import SOURCE, explain_reason, meaning
 
 REASONS = """
 None Prolog Priority Dependency Resources PartitionNodeLimit PartitionTimeLimit PartitionDown PartitionInactive

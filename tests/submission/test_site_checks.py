@@ -260,6 +260,18 @@ def limited(**limits: Any) -> SiteFacts:
             "slurm.cpus_per_task 9 requests 36 CPUs per node, but no node in partition 'gpu' has more than 32 CPUs",
         ),
         (
+            {"partition": {"max_cpus_per_node": 3}},
+            {"cpus_per_task": None, "gpus_per_node": "a100:3"},
+            {"cpus_per_task": None},
+            "slurm.gpus_per_node a100:4 requests 4 CPUs per node, but no node in partition 'gpu' has more than 3 CPUs",
+        ),
+        (
+            {"partition": {"max_cpus_per_node": 32}},
+            {"cpus_per_task": None, "gpus_per_node": None, "cpus_per_gpu": 1, "ntasks_per_node": 32},
+            {"cpus_per_task": None, "gpus_per_node": None, "cpus_per_gpu": 1, "ntasks_per_node": 33},
+            "slurm.ntasks_per_node 33 requests 33 CPUs per node, but no node in partition 'gpu' has more than 32 CPUs",
+        ),
+        (
             {"partition": {"max_mem_per_node_mb": 400 * 1024}},
             {"mem": "400G"},
             {"mem": "401G"},

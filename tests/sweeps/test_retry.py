@@ -65,6 +65,14 @@ def test_checkpoint_is_pinned_until_a_continuation_has_completed(place: Place) -
     assert not source.exists()
 
 
+@pytest.mark.parametrize("top", [0, -1])
+def test_number_of_points_to_extend_is_at_least_one(place: Place, top: int) -> None:
+    sweep = over(place)
+    Trials(sweep.dir).complete(1.0)
+    with pytest.raises(UserError, match=rf"top is {top}.* pass 1 or more"):
+        extend(sweep.dir, top, settings=["args.epochs=20"])
+
+
 def test_pin_set_by_a_user_is_kept(place: Place) -> None:
     sweep = over(place)
     trials = Trials(sweep.dir)

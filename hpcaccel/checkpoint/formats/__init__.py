@@ -62,7 +62,7 @@ def convert(
         return _convert_whole(request, path, target, on_progress)
     source = _open(request, path)
     if not source.weights:
-        raise CheckpointError(f"{path} contains no model tensors")
+        raise CheckpointError(f"{path} contains no model tensors. Pass a checkpoint or weight files of a model")
     if request.dtype is not None:
         source = replace(source, weights=cast(source.weights, _float_dtype(request.dtype)))
     wrote = _counted(sum(weight.bytes for weight in source.weights), on_progress)

@@ -6,7 +6,6 @@ Pickles are read by torch's restricted loader (``weights_only``), which runs no 
 from __future__ import annotations
 
 import io
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,10 +20,10 @@ from hpcaccel.checkpoint.tree import dtype_of
 from hpcaccel.checkpoint_files.dcp_reader import Dcp, DcpTensor
 from hpcaccel.checkpoint_files.torch_archive import archive_problem, is_archive
 from hpcaccel.checkpoint_files.verify import weight_files
-from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, SafeTensor, read_head
+from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, SafeTensor, read_head, read_index
 from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["open_dcp", "open_files"]
+__all__ = ["open_dcp", "open_files", "read_chunk", "read_value"]
 
 
 def open_files(path: Path, part: str | None) -> WeightSource:
@@ -54,9 +53,8 @@ def _refuse_gaps(path: Path, files: list[Path]) -> None:
         index = path / form.index_name
         if not path.is_dir() or not index.is_file() or not form.owns(files[0].name):
             continue
-        wanted = set(json.loads(index.read_bytes())["weight_map"].values())
-        if lost := sorted(wanted - {item.name for item in files}):
-            raise Damaged(f"{index} refers to missing files: {', '.join(map(str, lost))}")
+        if lost := sorted(set(read_index(index).values()) - {item.name for item in files}):
+            raise Damaged(f"{index} refers to missing files: {', '.join(lost)}")
 
 
 # -- safetensors
@@ -197,20 +195,46 @@ def _read_dcp(found: Dcp, key: str) -> torch.Tensor:
     for at, shape in stored.chunks:
         if 0 in shape:
             continue
-        chunk = _read_chunk(found, key, at)
-        if tuple(chunk.shape) != shape or chunk.dtype != target.dtype:
-            raise Damaged(
-                f"{found.path}: the chunk of {key} at {list(at)} has dtype {chunk.dtype} and shape "
-                f"{list(chunk.shape)}, but the metadata describe {target.dtype} and {list(shape)}"
-            )
+        chunk = read_chunk(found, key, at)
         target[tuple(slice(begin, begin + size) for begin, size in zip(at, shape, strict=True))] = chunk
     return target
 
 
-def _read_chunk(found: Dcp, key: str, at: tuple[int, ...]) -> torch.Tensor:
+def read_chunk(found: Dcp, key: str, at: tuple[int, ...]) -> torch.Tensor:
+    """The chunk of a tensor that begins at offset ``at``.
+
+    Raises:
+        CheckpointError: the chunk is stored in an unsupported way.
+        Damaged: the chunk is missing or damaged, or differs from its description.
+    """
+    stored = found.tensors[key]
+    shape, dtype = dict(stored.chunks)[at], dtype_of(stored.dtype)
+    chunk = _read_archive(found, key, at)
+    if not isinstance(chunk, torch.Tensor):
+        raise Damaged(f"{found.path}: the chunk of {key} at {list(at)} is not a tensor")
+    if tuple(chunk.shape) != shape or chunk.dtype != dtype:
+        raise Damaged(
+            f"{found.path}: the chunk of {key} at {list(at)} has dtype {chunk.dtype} and shape "
+            f"{list(chunk.shape)}, but the metadata describe {dtype} and {list(shape)}"
+        )
+    return chunk.detach()
+
+
+def read_value(found: Dcp, key: str) -> Any:
+    """A value that is not a tensor, such as a number or a list of names.
+
+    Raises:
+        CheckpointError: the value has another type, whose loading could run code.
+        Damaged: the value is missing or damaged.
+    """
+    return _read_archive(found, key, None)
+
+
+def _read_archive(found: Dcp, key: str, at: tuple[int, ...] | None) -> Any:
+    what = key if at is None else f"the chunk of {key} at {list(at)}"
     place = found.places.get((key, at))
     if place is None:
-        raise Damaged(f"{found.path}: the chunk of {key} at {list(at)} is missing")
+        raise Damaged(f"{found.path}: {what} is missing")
     if place.transforms:
         raise CheckpointError(f"{key} is stored with {', '.join(place.transforms)}, which is not supported")
     file = found.file(place)
@@ -219,7 +243,4 @@ def _read_chunk(found: Dcp, key: str, at: tuple[int, ...]) -> torch.Tensor:
     with file.open("rb") as opened:
         opened.seek(place.offset)
         data = io.BytesIO(opened.read(place.length))
-    value = _restricted(file, lambda: torch.load(data, map_location="cpu", weights_only=True))
-    if not isinstance(value, torch.Tensor):
-        raise Damaged(f"{file}: {key} at byte {place.offset} is not a tensor")
-    return value.detach()
+    return _restricted(file, lambda: torch.load(data, map_location="cpu", weights_only=True))

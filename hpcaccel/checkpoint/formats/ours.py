@@ -199,7 +199,7 @@ def write_ours(target: Path, source: WeightSource, *, origin: str, wrote: Callab
         CheckpointError: ``target`` exists.
     """
     if target.exists():
-        raise CheckpointError(f"{target} already exists; a checkpoint is never overwritten")
+        raise CheckpointError(f"{target} already exists; a checkpoint is never overwritten. Choose another directory")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.mkdir(mode=DIRECTORY_MODE, parents=True)
     try:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pickle
 import struct
 import sys
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,8 @@ from hpcaccel.core.durable_files import DIRECTORY_MODE, FILE_MODE, atomic_write,
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["write_safetensors", "write_torch"]
+
+log = logging.getLogger(__name__)
 
 ALIGNMENT_BYTES = 64
 """The data of each record begins at a multiple of this, as in ``torch.save`` files."""
@@ -94,10 +98,11 @@ def write_safetensors(
         for path, name in zip(temporary, names, strict=True):
             os.replace(path, target / name)
     except BaseException:
-        for path in temporary:
-            path.unlink(missing_ok=True)
-        if is_new:
-            target.rmdir()
+        with _warning_of_leftovers():
+            for path in temporary:
+                path.unlink(missing_ok=True)
+            if is_new:
+                target.rmdir()
         raise
     if len(plan) > 1:
         places = {weight.name: name for name, part in zip(names, plan, strict=True) for weight in part}
@@ -105,6 +110,15 @@ def write_safetensors(
         names = [*names, SAFE.index_name]
     fsync_directory(target)
     return names
+
+
+@contextmanager
+def _warning_of_leftovers() -> Iterator[None]:
+    """Log what prevents a cleanup after an error, instead of raising it in place of that error."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s was not removed: %s", error.filename, error.strerror)
 
 
 def _write_safetensors_file(path: Path, weights: Sequence[Weight], wrote: Callable[[int], None]) -> None:
@@ -177,8 +191,10 @@ def write_torch(target: Path, value: Any, *, wrote: Callable[[int], None]) -> No
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    except BaseException:
+        with _warning_of_leftovers():
+            temporary.unlink(missing_ok=True)
+        raise
     fsync_directory(target.parent)
 
 

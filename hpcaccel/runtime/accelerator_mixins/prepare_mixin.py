@@ -37,7 +37,8 @@ class PrepareMixin(SessionMixin):
             device_map: for models that are larger than a device: the device, ``"cpu"`` or ``"disk"`` of each module, or
                 ``"auto"``. A model with parts in CPU memory or on disk can only be evaluated, and is not part of
                 checkpoints.
-            offload_folder: folder for the parts on disk.
+            offload_folder: folder for the parts on disk. If there are several ranks, each uses the folder ``rank_N``
+                inside it, unless only the folder itself has an index of weights.
 
         Returns:
             A tuple of the prepared objects in the same order; for a single object, the prepared object itself.
@@ -83,14 +84,34 @@ class PrepareMixin(SessionMixin):
         place = self.device_placement if device_placement is None else device_placement
         return prepare_model(setup, model, place=place, evaluation_mode=evaluation_mode)
 
+    def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
+        """A prepared loader whose batches DeepSpeed deals out along the sequence (``sp_size`` above 1); without
+        sequence parallelism, ``dl`` itself. ``prepare`` does this for loaders that it gets together with the model.
+
+        Args:
+            dl: a loader that was prepared before the model.
+            model: the prepared model.
+
+        Raises:
+            RuntimeMisuse: the model has not been prepared, or DeepSpeed is too old.
+        """
+        from hpcaccel.runtime.parallelism_config import sequence_size
+
+        session = self._session
+        if sequence_size(session.handlers.parallelism) == 1:
+            return dl
+        from hpcaccel.runtime.deepspeed.sequence_parallel import adapt_loader
+
+        return adapt_loader(dl, getattr(model, "device", session.group.device))
+
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> Any:
-        """Prepare one optimizer; prepare its model first. ``device_placement`` has no effect: the optimizer's state is
-        on the device of its parameters.
+        """Prepare one optimizer; prepare its model first. ``device_placement`` is only an attribute of the prepared
+        optimizer: its state is on the device of its parameters.
 
         Raises:
             RuntimeMisuse: as in ``prepare``.
         """
-        return self.prepare(optimizer)
+        return self.prepare(optimizer, device_placement=None if device_placement is None else [device_placement])
 
     def prepare_data_loader(
         self,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator_mixins import SessionMixin
@@ -19,8 +23,13 @@ if TYPE_CHECKING:
 __all__ = ["ProcessMixin"]
 
 
+class _NotSupported(RuntimeMisuse, NotImplementedError):
+    """A property that neither hpcaccel nor Accelerate supports."""
+
+
 class ProcessMixin(SessionMixin, ProcessInfo):
-    _triggered = False
+    _triggered: bool | None = None
+    """Whether this process has called ``set_trigger``; None before its first call or check."""
 
     @property
     def _world(self) -> World:
@@ -69,13 +78,13 @@ class ProcessMixin(SessionMixin, ProcessInfo):
     def data_parallel_rank(self) -> int:
         """Index of this process's replica of the model."""
         layout = self._session.layout
-        return self.process_index // (layout.shard * layout.tensor)
+        return self.process_index // (layout.shard * layout.per_batch)
 
     @property
     def data_parallel_shard_rank(self) -> int:
         """Index of this process's shard within its replica."""
         layout = self._session.layout
-        return self.process_index // layout.tensor % layout.shard
+        return self.process_index // layout.per_batch % layout.shard
 
     @property
     def tensor_parallel_rank(self) -> int:
@@ -87,23 +96,57 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         """Not supported.
 
         Raises:
-            RuntimeMisuse: always.
+            RuntimeMisuse, NotImplementedError: always.
         """
-        raise RuntimeMisuse(
-            'pipeline parallelism is not supported: use strategy="fsdp" or ParallelismConfig(tp_size=...) to '
-            "distribute a model over ranks"
+        raise _NotSupported(
+            'pipeline-parallel training is not supported: use strategy="fsdp" or ParallelismConfig(tp_size=...) to '
+            "distribute a model over ranks. For inference, hpcaccel.prepare_pippy divides it"
         )
 
     @property
     def context_parallel_rank(self) -> int:
-        """Not supported.
+        """Index of this process's part of each sequence."""
+        layout = self._session.layout
+        return self.process_index // layout.tensor % layout.context
+
+    @contextmanager
+    def maybe_context_parallel(
+        self,
+        buffers: list[torch.Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[torch.Tensor] | None = None,
+    ) -> Iterator[None]:
+        """Context of one micro-batch in which each context-parallel rank has its part of the sequences, and
+        ``scaled_dot_product_attention`` sees the keys and values of all parts. With ``cp_size`` 1 it changes nothing.
+
+        Run the forward and the backward pass inside the context. Attention is causal or unmasked; masks are not
+        supported.
+
+        Args:
+            buffers: tensors with a sequence dimension, the same on all ranks of the group: inputs, labels, positions.
+                In the block they hold this rank's part: one chunk from each half of the sequence, so that all ranks
+                have the same work. Compute labels and positions of tokens before the block.
+            buffer_seq_dims: the sequence dimension of each buffer.
+            no_restore_buffers: buffers that need not be restored after the block.
 
         Raises:
-            RuntimeMisuse: always.
+            RuntimeMisuse: lengths differ, or are not divisible by the number of ranks; a buffer requires a gradient.
         """
-        raise RuntimeMisuse(
-            "context parallelism is not supported: use ParallelismConfig(dp_shard_size=..., tp_size=...)"
-        )
+        session = self._session
+        if session.layout.context == 1:
+            yield
+            return
+        from hpcaccel.runtime.parallel.context_parallel import context_parallel
+
+        config = session.handlers.parallelism
+        with context_parallel(
+            session.mesh["cp"],
+            strategy=None if config is None or config.cp_handler is None else config.cp_handler.cp_comm_strategy,
+            buffers=buffers,
+            buffer_seq_dims=buffer_seq_dims,
+            no_restore_buffers=no_restore_buffers,
+        ):
+            yield
 
     # -- collectives --------------------------------------------------------------------------------------------------
 
@@ -161,6 +204,16 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
         return pad_across_processes(tensor, self._group(), dim=dim, pad_index=pad_index, pad_first=pad_first)
 
+    @property
+    def flag_tensor(self) -> torch.Tensor | None:
+        """This process's trigger on its device: 1 after ``set_trigger``, 0 after a check; None before the first call of
+        either. A script may assign a tensor; a change in place has no effect."""
+        return None if self._triggered is None else torch.tensor(int(self._triggered), device=self.device)
+
+    @flag_tensor.setter
+    def flag_tensor(self, value: torch.Tensor | None) -> None:
+        self._triggered = None if value is None else bool(value)
+
     def set_trigger(self) -> None:
         """Make the next ``check_trigger`` return True on all ranks."""
         self._triggered = True
@@ -171,8 +224,8 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         Raises:
             RuntimeMisuse: some ranks do not make this call.
         """
-        found = bool(self._group().max_of(int(self._triggered), "check_trigger"))
-        if found:
+        found = bool(self._group().max_of(int(self._triggered or False), "check_trigger"))
+        if found or self._triggered is None:
             self._triggered = False
         return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +14,12 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.accelerator_mixins import SessionMixin
 
 if TYPE_CHECKING:
-    from hpcaccel.runtime.distributed.process_group import RankGroup
     from hpcaccel.runtime.handlers import AutocastKwargs, ProfileKwargs
     from hpcaccel.runtime.training import clipping
     from hpcaccel.runtime.training.accumulation import MicroBatch
     from hpcaccel.runtime.training.resumption import ResumedCounters
 
-__all__ = ["ProfileContext", "TrainingMixin", "build_profiler"]
+__all__ = ["TrainingMixin"]
 
 
 class TrainingMixin(SessionMixin):
@@ -64,7 +62,7 @@ class TrainingMixin(SessionMixin):
     def fp8_backend(self) -> str:
         """Library of the fp8 recipe: ``AO``, ``TE`` or ``MSAMP``. Without a recipe, the value of the variable
         ``ACCELERATE_FP8_BACKEND``, or ``NO`` if it is not set."""
-        recipe = self._session.handlers.fp8
+        recipe = self._setup.handlers.fp8
         if recipe is None:
             return os.environ.get("ACCELERATE_FP8_BACKEND", "NO").upper()
         return str(getattr(recipe, "backend", None) or type(recipe).__name__.removesuffix("RecipeKwargs")).upper()
@@ -91,16 +89,40 @@ class TrainingMixin(SessionMixin):
 
         return gradient_sync.trigger_sync_in_backward(model)
 
+    @property
+    def has_lomo_optimizer(self) -> bool:
+        """Whether a LOMO optimizer was prepared: a ``Lomo`` or ``AdaLomo`` of lomo-optim."""
+        from hpcaccel.runtime.training.lomo import LomoOptimizer
+
+        return any(isinstance(optimizer, LomoOptimizer) for optimizer in self._session.optimizers)
+
+    def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
+        """Backward pass of a LOMO optimizer, which updates the parameters in it.
+
+        Args:
+            learning_rate: that of this step, such as ``scheduler.get_last_lr()[0]``.
+
+        Raises:
+            RuntimeMisuse: no LOMO optimizer was prepared; there is no learning rate; gradients are accumulated.
+        """
+        from hpcaccel.runtime.training import lomo
+
+        lomo.fused_backward(self._setup, loss, learning_rate)
+
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Call ``loss.backward(**kwargs)``, after dividing the loss by the accumulation steps and scaling it for fp16.
         DeepSpeed's engine does this itself, and takes the step in the backward pass of the last micro-batch.
 
         Args:
             loss: scalar loss of this rank's micro-batch, not divided by the number of micro-batches.
+            kwargs: arguments of ``loss.backward``; with ``learning_rate``, this is ``lomo_backward``.
 
         Raises:
             RuntimeMisuse: FSDP2 did not find all tensors that a sharded module returned, and has freed its parameters.
         """
+        if kwargs and (learning_rate := kwargs.pop("learning_rate", None)) is not None:
+            self.lomo_backward(loss, learning_rate)
+            return
         session = self._session
         session.loop.backward_begins()
         accumulation = self._setup.accumulation
@@ -129,12 +151,14 @@ class TrainingMixin(SessionMixin):
             raise
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> torch.autocast:
-        """``torch.autocast`` with the precision of prepared models, for computations outside them."""
+        """``torch.autocast`` with the precision of prepared models, for computations outside them. It is disabled if
+        ``native_amp`` is False."""
         from hpcaccel.runtime.parallel import precision
 
         session = self._session
         handler = self._setup.handlers.autocast if autocast_handler is None else autocast_handler
-        return precision.autocast(session.group.device, session.settings.mixed_precision, handler)
+        mixed_precision, enabled = session.settings.mixed_precision, self._setup.native_amp
+        return precision.autocast(session.group.device, mixed_precision, handler, enabled=enabled)
 
     def clip_grad_norm_(self, parameters: clipping.Parameters, max_norm: float, norm_type: float = 2) -> torch.Tensor:
         """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``.
@@ -160,8 +184,8 @@ class TrainingMixin(SessionMixin):
 
         if self._session.engine is not None:
             raise RuntimeMisuse(
-                "clip_grad_value_() does not combine with DeepSpeed, whose engine clips the norm of the gradients: set "
-                "gradient_clipping in its configuration"
+                "clip_grad_value_() cannot be combined with DeepSpeed, whose engine clips the norm of the gradients: "
+                "set gradient_clipping in its configuration"
             )
 
         clipping.clip_value(self._setup, parameters, limit=clip_value)
@@ -186,6 +210,7 @@ class TrainingMixin(SessionMixin):
             RuntimeMisuse: an activity is unknown.
         """
         from hpcaccel.runtime.handlers import ProfileKwargs
+        from hpcaccel.runtime.training.profile_context import ProfileContext
 
         handler = profile_handler or self._setup.handlers.profile or ProfileKwargs()
         return ProfileContext(handler, self._session.group)
@@ -239,46 +264,3 @@ class TrainingMixin(SessionMixin):
     def should_stop(self) -> bool:
         """Whether the training is to end for good; ``epochs``, ``steps`` and the training's loader then end, too."""
         return self._session.loop.should_stop()
-
-
-class ProfileContext:
-    """The context of ``Accelerator.profile``. With ``output_trace_dir`` each rank writes its trace there, as
-    ``profile_<rank>.json``, and waits for all ranks, unless the block raises."""
-
-    def __init__(self, handler: ProfileKwargs, group: RankGroup) -> None:
-        self._directory = None if handler.output_trace_dir is None else Path(handler.output_trace_dir)
-        self._group = group
-        self._profiler = build_profiler(handler)
-
-    def __enter__(self) -> torch.profiler.profile:
-        self._profiler.__enter__()  # type: ignore[no-untyped-call]
-        return self._profiler
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        self._profiler.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
-        if self._directory is None or kind is not None:
-            return
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._profiler.export_chrome_trace(str(self._directory / f"profile_{self._group.rank}.json"))
-        self._group.barrier()
-
-
-def build_profiler(handler: ProfileKwargs) -> torch.profiler.profile:
-    """torch's profiler with the settings of ``handler``.
-
-    Raises:
-        RuntimeMisuse: an activity is unknown.
-    """
-    from hpcaccel.runtime.distributed.device_backend import profiler_activity
-
-    schedule = None if handler.schedule_option is None else torch.profiler.schedule(**handler.schedule_option)
-    return torch.profiler.profile(
-        activities=None if handler.activities is None else [profiler_activity(name) for name in handler.activities],
-        schedule=schedule,
-        on_trace_ready=handler.on_trace_ready,
-        record_shapes=handler.record_shapes,
-        profile_memory=handler.profile_memory,
-        with_stack=handler.with_stack,
-        with_flops=handler.with_flops,
-        with_modules=handler.with_modules,
-    )

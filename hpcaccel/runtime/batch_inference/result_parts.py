@@ -15,9 +15,9 @@ time. So each item is in the merged file once, whatever the parts contain.
 What a kill leaves:
 
 - While a rank appends a line: a line without its end. It is not a JSON object, so its batch is done again.
-- Before the rename of the merged file: a temporary file, which the next start deletes. All parts are still there.
-- After the rename, before the manifest says ``complete``: the next start finds all batches in the parts, and writes the
-  same file again.
+- Before the rename of the merged file: a temporary file, which the next start deletes. All parts still exist.
+- After the rename, before the manifest is marked ``complete``: the next start finds all batches in the parts, and
+  writes the same file again.
 - After that, while the parts are deleted: the next start deletes the others.
 """
 
@@ -31,7 +31,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpcaccel.core.durable_files import append_bytes, atomic_writer, fsync_directory, make_folder, read_json, write_json
+from hpcaccel.core.durable_files import (
+    append_bytes,
+    atomic_writer,
+    fsync_directory,
+    make_folder,
+    read_json,
+    temporary_files,
+    write_json,
+)
 from hpcaccel.core.run_dir import new_run_id
 from hpcaccel.errors import RuntimeMisuse
 
@@ -132,13 +140,13 @@ class ResultParts:
                 return new_run_id(), None
         elif self.path.exists():
             raise RuntimeMisuse(
-                f"{self.path} exists, but not {self.manifest}, which says what the results belong to. Move the file, "
-                "or write to another one"
+                f"{self.path} exists, but {self.manifest} is missing, so it is unknown to which items the results "
+                "belong. Move the file, or write to another one"
             )
         if found is None or found["complete"]:  # the merged file of a complete one was deleted: compute it again
             make_folder(self.folder)
             self._write_manifest(complete=False)
-        for left in self.path.parent.glob(f".{self.path.name}.*.tmp"):
+        for left in temporary_files(self.path):
             left.unlink(missing_ok=True)
         done = self.find()
         return new_run_id(), [batch for batch in range(self._plan.batches) if batch not in done]
@@ -162,10 +170,10 @@ class ResultParts:
             also: parts of this start, as in ``find``.
 
         Returns:
-            Numbers of the batches without results. Unless there are none, nothing is written.
+            Numbers of the batches without results. If there are any, nothing is written.
 
         Raises:
-            OSError: a file cannot be read or written. The parts are then still there.
+            OSError: a file cannot be read or written. The parts are then kept.
         """
         found = self.find(also)
         missing = [batch for batch in range(self._plan.batches) if batch not in found]
@@ -218,7 +226,7 @@ class ResultParts:
                 )
         if found["digest"] != plan.digest:
             raise RuntimeMisuse(
-                f"{self.folder} has results of {plan.items} other items: the order or the text of some items has "
+                f"{self.folder} has results for {plan.items} different items: the order or the text of some items has "
                 f"changed. Continue with the same items, write to another file, or delete {self.path} and the folder"
             )
 

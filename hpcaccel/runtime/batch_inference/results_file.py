@@ -47,11 +47,11 @@ class ItemBatch:
 class ResultsFile:
     """Results of many items, computed by all ranks, in a JSON-lines file. Create it on every rank, before the loop and
     after ``PartialState(...)``, if that has arguments. If an earlier attempt was stopped or killed, only the batches
-    that it left undone are ``missing``, and the number of ranks may be another one.
+    that it left undone are ``missing``, and the number of ranks may differ.
 
     Args:
         path: the file, on a file system that all nodes share. A line is
-            ``{"index": 0, "item": …, "result": …}``. It appears when all results are there; until then they are in the
+            ``{"index": 0, "item": …, "result": …}``. It is written when all results exist; until then they are in the
             folder ``<path>.parts``.
         items: list of texts or other values that can be written as JSON; the same on all ranks.
         batch_size: number of items that are computed together.
@@ -59,7 +59,7 @@ class ResultsFile:
             so that one file has no results of two models.
 
     Raises:
-        RuntimeMisuse: the file has results of other items or settings; the ranks have different items, batch sizes or
+        RuntimeMisuse: the file has results for other items or settings; the ranks have different items, batch sizes or
             settings; an item cannot be written as JSON; the folder is not shared by all nodes; this process has an
             Accelerator.
         OSError: a file cannot be read or written.
@@ -105,7 +105,7 @@ class ResultsFile:
         gate.begin_work(done=done, total=plan.batches, checkpoint=str(self._parts.folder) if done else None)
 
     def until_stopped(self, batches: Iterable[ItemBatch]) -> Iterator[ItemBatch]:
-        """This rank's batches, until the run is asked to stop. The loop ends on each rank after its current batch.
+        """This rank's batches, until a stop is requested. The loop ends on each rank after its current batch.
 
         Args:
             batches: this rank's part of ``missing``.
@@ -148,7 +148,7 @@ class ResultsFile:
             The file's path.
 
         Raises:
-            SystemExit: the run was asked to stop before all results were there. The exit code is 85 if the run
+            SystemExit: a stop was requested before all results were written. The exit code is 85 if the run
                 continues later, and 0 if it is to end for good.
             RuntimeMisuse: batches have no results, although no stop was requested.
             RankFailed: another rank has failed. Results that were written are kept.
@@ -202,8 +202,8 @@ def _refuse_differences(plans: Sequence[Plan]) -> None:
     for rank, plan in enumerate(plans):
         if (plan.items, plan.digest) != (first.items, first.digest):
             raise RuntimeMisuse(
-                f"ResultsFile: rank {rank} has other items than rank 0 ({plan.items} items, and rank 0 {first.items}). "
-                "Read them from the same file, in the same order, on all ranks"
+                f"ResultsFile: rank {rank} has different items than rank 0 ({plan.items} items; rank 0 has "
+                f"{first.items}). Read them from the same file, in the same order, on all ranks"
             )
         for name, value, firsts in (
             ("batch_size", plan.batch_size, first.batch_size),

@@ -24,6 +24,7 @@ from torch.torch_version import TorchVersion
 from hpcaccel.errors import RuntimeMisuse
 
 __all__ = [
+    "PackageMissing",
     "are_libraries_initialized",
     "check_cuda_fp8_capability",
     "check_os_kernel",
@@ -33,6 +34,7 @@ __all__ = [
     "is_available",
     "is_port_in_use",
     "is_torch_version",
+    "require",
     "torchao_required",
 ]
 
@@ -109,7 +111,7 @@ FACTS: dict[str, Callable[[], bool]] = {
     "fp16": lambda: torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available(),
     "fp8": lambda: any(is_available(name) for name in ("msamp", "transformer_engine", "torchao")),
     "mps": torch.backends.mps.is_available,
-    "pippy": lambda: True,
+    "pippy": lambda: is_torch_version(">=", "2.7.0"),  # see build_pipeline
     "rocm": lambda: torch.version.hip is not None and torch.cuda.is_available(),
     "torchdata_stateful_dataloader": lambda: found("torchdata") and compare_versions("torchdata", ">=", "0.8.0"),
     "transformer_engine_mxfp8": lambda: (
@@ -161,14 +163,36 @@ def __getattr__(name: str) -> Any:
     return check
 
 
+class PackageMissing(RuntimeMisuse, ImportError):
+    """A package that a function needs is not installed, or too old. Accelerate raises ImportError."""
+
+
+def require(package: str, user: str, *, install: str = "", at_least: str = "") -> None:
+    """Check that a package is installed.
+
+    Args:
+        package: its import name.
+        user: what needs it, for the error message.
+        install: what pip installs; default: ``package``.
+        at_least: the oldest version that can be used.
+
+    Raises:
+        PackageMissing: it is not, or it is older.
+    """
+    if not found(package):
+        raise PackageMissing(f"{user} needs {package}, which is not installed: pip install {install or package}")
+    if at_least and not compare_versions(package, ">=", at_least):
+        raise PackageMissing(
+            f"{user} needs {package}>={at_least}, but {metadata.version(package)} is installed: pip install "
+            f"{install or package}"
+        )
+
+
 def _required(package: str) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if not found(package):
-                raise ImportError(
-                    f"{function.__qualname__} needs {package}, which is not installed: pip install {package}"
-                )
+            require(package, function.__qualname__)
             return function(*args, **kwargs)
 
         return guarded  # type: ignore[return-value]
@@ -186,7 +210,7 @@ def torchao_required(function: Function) -> Function:
     return _required("torchao")(function)
 
 
-OPERATORS = {
+STR_OPERATION_TO_FUNC = {
     ">": operator.gt,
     ">=": operator.ge,
     "==": operator.eq,
@@ -207,11 +231,13 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
         RuntimeMisuse: ``operation`` is unknown.
         importlib.metadata.PackageNotFoundError: the package is not installed.
     """
-    if operation not in OPERATORS:
-        raise RuntimeMisuse(f"compare_versions(): unknown operation {operation!r} (allowed: {' '.join(OPERATORS)})")
+    if operation not in STR_OPERATION_TO_FUNC:
+        allowed = " ".join(STR_OPERATION_TO_FUNC)
+        raise RuntimeMisuse(f"compare_versions(): unknown operation {operation!r} (allowed: {allowed})")
     if isinstance(library_or_version, str) and not library_or_version[:1].isdigit():
         library_or_version = metadata.version(library_or_version)
-    return bool(OPERATORS[operation](TorchVersion(str(library_or_version)), TorchVersion(requirement_version)))
+    compare = STR_OPERATION_TO_FUNC[operation]
+    return bool(compare(TorchVersion(str(library_or_version)), TorchVersion(requirement_version)))
 
 
 def is_torch_version(operation: str, version: str) -> bool:
@@ -223,14 +249,19 @@ KERNEL = (5, 5)
 """Oldest Linux kernel without the hangs in multi-process training about which Accelerate warns."""
 
 
+def kernel_problem() -> str | None:
+    """A sentence about this Linux kernel if training processes may hang on it, else None."""
+    release = platform.release()
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if platform.system() == "Linux" and found and (int(found[1]), int(found[2])) < KERNEL:
+        return f"Linux kernel {release} is older than {KERNEL[0]}.{KERNEL[1]}: training processes may hang"
+    return None
+
+
 def check_os_kernel() -> None:
     """Log a warning if training processes may hang on this Linux kernel."""
-    found = re.match(r"(\d+)\.(\d+)", platform.release())
-    if platform.system() == "Linux" and found and (int(found[1]), int(found[2])) < KERNEL:
-        logging.getLogger(__name__).warning(
-            "Linux kernel %s is older than 5.5: training processes may hang. Use a newer kernel",
-            platform.release(),
-        )
+    if (problem := kernel_problem()) is not None:
+        logging.getLogger(__name__).warning("%s. Use a newer kernel", problem)
 
 
 def is_port_in_use(port: int | None = None) -> bool:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -19,20 +21,19 @@ from hpcaccel.runtime.compat.unsupported import refuse
 __all__ = ["find_anywhere", "find_in_commands", "find_in_test_utils", "find_in_utils"]
 
 _UTILS = {
-    "constants": """
-        MODEL_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAFE_WEIGHTS_PATTERN_NAME
-        SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING WEIGHTS_INDEX_NAME WEIGHTS_NAME WEIGHTS_PATTERN_NAME""",
     "dataclasses": """
-        AORecipeKwargs AutocastKwargs ComputeEnvironment DDPCommunicationHookType DataLoaderConfiguration
-        DeepSpeedPlugin DistributedDataParallelKwargs DistributedType DynamoBackend FP8RecipeKwargs
+        AORecipeKwargs AutocastKwargs BnbQuantizationConfig ComputeEnvironment CustomDtype DDPCommunicationHookType
+        DataLoaderConfiguration DeepSpeedPlugin DeepSpeedSequenceParallelConfig DistributedDataParallelKwargs
+        DistributedType DynamoBackend FP8RecipeKwargs
         FullyShardedDataParallelPlugin GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs
         KwargsHandler LoggerType MSAMPRecipeKwargs ParallelismConfig PrecisionType ProfileKwargs
         ProjectConfiguration RNGType TERecipeKwargs TensorInformation TorchDynamoPlugin
-        TorchTensorParallelConfig TorchTensorParallelPlugin""",
+        TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin""",
     "environment": """
-        are_libraries_initialized check_cuda_fp8_capability clear_environment convert_dict_to_env_variables
-        get_current_device_type get_int_from_env parse_choice_from_env parse_flag_from_env patch_environment
-        str_to_bool""",
+        are_libraries_initialized check_cuda_fp8_capability check_cuda_p2p_ib_support clear_environment
+        convert_dict_to_env_variables get_cpu_distributed_information get_current_device_type get_gpu_info
+        get_int_from_env override_numa_affinity parse_choice_from_env parse_flag_from_env patch_environment
+        purge_accelerate_environment set_numa_affinity str_to_bool""",
     "imports": """
         deepspeed_required is_4bit_bnb_available is_8bit_bnb_available is_aim_available is_amdsmi_available
         is_bf16_available is_bitsandbytes_multi_backend_available is_bnb_available is_boto3_available
@@ -52,31 +53,49 @@ _UTILS = {
     "modeling": """
         align_module_device calculate_maximum_sizes check_device_map check_tied_parameters_in_config
         check_tied_parameters_on_same_device clean_device_map compute_module_sizes compute_module_total_buffer_size
-        convert_file_size_to_int dtype_byte_size find_tied_parameters get_balanced_memory get_max_layer_size
-        get_max_memory get_module_size_with_ties get_non_persistent_buffers get_state_dict_offloaded_model
-        has_offloaded_params id_tensor_storage infer_auto_device_map is_peft_model load_checkpoint_in_model
+        convert_file_size_to_int dtype_byte_size find_tied_parameters get_balanced_memory get_grad_scaler
+        get_max_layer_size get_max_memory get_mixed_precision_context_manager get_module_size_with_ties
+        get_non_persistent_buffers get_state_dict_offloaded_model has_offloaded_params id_tensor_storage
+        infer_auto_device_map is_peft_model load_checkpoint_in_model
         load_offloaded_weights load_state_dict named_module_tensors retie_parameters set_module_tensor_to_device""",
     "offload": """
         OffloadedWeightsLoader PrefixedDataset extract_submodules_state_dict load_offloaded_weight
         offload_state_dict offload_weight save_offload_index""",
     "operations": """
-        DistributedOperationException GatheredParameters broadcast broadcast_object_list concatenate
+        CannotPadNestedTensorWarning DistributedOperationException GatheredParameters broadcast
+        broadcast_object_list concatenate
         convert_outputs_to_fp32 convert_to_fp32 copy_tensor_to_devices find_batch_size find_device gather gather_object
         get_data_structure honor_type ignorant_find_batch_size initialize_tensors is_namedtuple
         is_tensor_information is_torch_tensor listify pad_across_processes pad_input_tensors recursively_apply
         reduce send_to_device slice_tensors""",
     "other": """
-        check_os_kernel clean_state_dict_for_safetensors compile_regions convert_bytes
-        extract_model_from_parallel get_module_children_bottom_up get_pretty_name has_compiled_regions
+        check_os_kernel clean_state_dict_for_safetensors compile_regions compile_regions_deepspeed
+        compile_regions_fsdp2 convert_bytes
+        extract_model_from_parallel get_model_tp_size get_module_children_bottom_up get_pretty_name has_compiled_regions
         is_compiled_module is_port_in_use load merge_dicts model_has_dtensor recursive_getattr save
         wait_for_everyone write_basic_config""",
     "random": "set_seed synchronize_rng_state synchronize_rng_states",
+    "launch": """
+        PrepareForLaunch prepare_deepspeed_cmd_env prepare_multi_gpu_env prepare_simple_launcher_cmd_env
+        prepare_tpu""",
+    "torch_xla": "install_xla",
     "tqdm": "tqdm",
     "versions": "compare_versions is_torch_version",
+    "ao": """
+        convert_model_to_fp8_ao filter_first_and_last_linear_layers filter_linear_layers find_first_last_linear_layers
+        has_ao_layers""",
+    "bnb": "get_keys_to_not_convert has_4bit_bnb_layers load_and_quantize_model replace_with_bnb_layers",
+    "transformer_engine": """
+        apply_fp8_autowrap contextual_fp8_autocast convert_model has_transformer_engine_layers""",
     "deepspeed": """
         DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper DummyOptim DummyScheduler
         HfDeepSpeedConfig get_active_deepspeed_plugin map_pytorch_optim_to_deepspeed""",
-    **dict.fromkeys(("ao", "bnb", "fsdp_utils", "launch", "megatron_lm", "torch_xla", "transformer_engine"), ""),
+    "fsdp_utils": """
+        disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac
+        fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters
+        get_fsdp2_grad_scaler load_fsdp_model load_fsdp_optimizer merge_fsdp_weights save_fsdp_model
+        save_fsdp_optimizer""",
+    "megatron_lm": "",
 }
 """Names by submodule of ``hpcaccel.utils``."""
 
@@ -85,7 +104,19 @@ _TEST_UTILS = {
     "training": "RegressionDataset RegressionModel",
 }
 
-_COMMANDS = dict.fromkeys(("config", "env", "estimate", "launch", "merge", "test", "to_fsdp2", "tpu", "utils"), "")
+_CONFIG_FILE = "default_config_file default_json_config_file default_yaml_config_file load_config_from_file"
+_COMMANDS = {
+    "config": f"ClusterConfig {_CONFIG_FILE}",
+    "config.config_args": f"ClusterConfig {_CONFIG_FILE}",
+    "config.default": "write_basic_config",
+    "estimate": """
+        check_has_model create_empty_model estimate_command estimate_command_parser estimate_training_usage
+        gather_data""",
+    "launch": "launch_command launch_command_parser",
+    **dict.fromkeys(("accelerate_cli", "config.config", "env", "merge", "test", "to_fsdp2", "tpu", "utils"), ""),
+}
+_PROGRAMS = ("accelerate_cli", "config.config", "env", "estimate", "launch", "test")
+"""Modules of ``commands`` that ``python -m`` can start."""
 
 
 def find_in_utils(name: str) -> Any:
@@ -136,8 +167,8 @@ def find_anywhere(name: str) -> Any:
 def _refuse_command(name: str) -> NoReturn:
     _refuse_any(
         name,
-        "Accelerate's commands are programs here, not modules: use `hpcaccel launch`, `hpcaccel config`, "
-        "`hpcaccel env` and `hpcaccel estimate-memory`, and `hpcaccel checkpoint convert` instead of merge-weights",
+        "Accelerate's other commands are programs here: use `hpcaccel config`, `hpcaccel env` and `hpcaccel test`, and "
+        "`hpcaccel checkpoint convert` instead of merge-weights",
     )
 
 
@@ -157,11 +188,14 @@ def _refuse_any(name: str, reason: str) -> NoReturn:
 
 def _make_module(package: str, module: str, names: list[str], refuse_name: Callable[[str], NoReturn]) -> ModuleType:
     def find(name: str) -> Any:
+        if f"{made.__name__}.{name}" in sys.modules:
+            return sys.modules[f"{made.__name__}.{name}"]
         return getattr(import_module(package), name) if name in names else refuse_name(name)
 
     made = ModuleType(f"{package}.{module}", f"Accelerate's import path ``{module}`` for names of ``{package}``.")
     made.__spec__ = ModuleSpec(made.__name__, None)
     made.__package__ = package
+    made.__path__ = []  # it may have submodules, and ``python -m`` does not warn that it is imported already
     vars(made).update(__getattr__=find, __dir__=lambda: [*vars(made), *names], __all__=names)
     return made
 
@@ -179,4 +213,8 @@ def _add_modules(package: str, modules: Mapping[str, str], refuse_name: Callable
 
 _add_modules("hpcaccel.utils", _UTILS, refuse)
 _add_modules("hpcaccel.commands", _COMMANDS, _refuse_command)
+for _name in _PROGRAMS:
+    sys.modules[f"hpcaccel.commands.{_name}"].__spec__ = spec_from_file_location(
+        f"hpcaccel.commands.{_name}", Path(__file__).parents[2] / "cli" / "accelerate_program.py"
+    )
 _add_modules("hpcaccel.test_utils", _TEST_UTILS, _refuse_test_aid)

@@ -13,6 +13,7 @@ from torch import nn
 
 from hpcaccel.checkpoint_files.weight_files import SIZE_ADVICE, parse_size
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.enums import CustomDtype
 
 __all__ = [
     "calculate_maximum_sizes",
@@ -58,8 +59,13 @@ def convert_bytes(size: float) -> str:
     return f"{round(size, 2)} PB"
 
 
-def dtype_byte_size(dtype: torch.dtype) -> float:
+_CUSTOM_BYTES = {CustomDtype.FP8: 1, CustomDtype.INT4: 1 / 2, CustomDtype.INT2: 1 / 4}
+
+
+def dtype_byte_size(dtype: torch.dtype | CustomDtype) -> float:
     """Bytes of one element; a bool counts as one bit."""
+    if isinstance(dtype, CustomDtype):
+        return _CUSTOM_BYTES[dtype]
     return 1 / 8 if dtype is torch.bool else dtype.itemsize
 
 
@@ -85,8 +91,8 @@ def _is_left_out(module: nn.Module, name: str) -> bool:
 
 def compute_module_sizes(
     model: nn.Module,
-    dtype: torch.dtype | None = None,
-    special_dtypes: Mapping[str, torch.dtype] | None = None,
+    dtype: torch.dtype | CustomDtype | None = None,
+    special_dtypes: Mapping[str, torch.dtype | CustomDtype] | None = None,
     buffers_only: bool = False,
 ) -> dict[str, float]:
     """Size in bytes of each tensor and module, by name; ``""`` is the whole model.
@@ -158,9 +164,10 @@ def retie_parameters(model: nn.Module, tied_params: list[list[str]]) -> None:
         held = [model.get_parameter(name) for name in group]
         real = next((parameter for parameter in held if parameter.device.type != "meta"), None)
         if real is not None:
-            for name in group:
+            for name, parameter in zip(group, held, strict=True):
                 owner, _, last = name.rpartition(".")
-                setattr(model.get_submodule(owner), last, real)
+                if parameter is not real:
+                    setattr(model.get_submodule(owner), last, real)
 
 
 def get_module_children_bottom_up(model: nn.Module, return_fqns: bool = False) -> list[Any]:

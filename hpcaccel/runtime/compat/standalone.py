@@ -1,10 +1,14 @@
-"""Functions that work without an Accelerator: prepare a loader, save and load, unwrap or compile a model."""
+"""Functions that work without an Accelerator's methods: prepare a loader, save and load, unwrap or compile a model,
+compute under autocast, move a state."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -16,18 +20,27 @@ from hpcaccel.runtime.checkpointing import export_model
 from hpcaccel.runtime.data.loader import PreparedLoader, is_dispatched, make_loader
 from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.data.sampling import bring_to_main
+from hpcaccel.runtime.distributed.collectives.nested_tensors import recursively_apply
 from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.distributed.world import World
+from hpcaccel.runtime.handlers import AutocastKwargs
 from hpcaccel.runtime.parallel.compiling import compile_blocks, compile_whole
 from hpcaccel.runtime.parallel.ddp import unwrap
+from hpcaccel.runtime.parallel.precision import autocast
 from hpcaccel.runtime.settings import Settings
+from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 from hpcaccel.runtime.training_session import TrainingSession
 
 __all__ = [
+    "ThreadLocalSharedDict",
     "compile_regions",
+    "do_nothing",
     "extract_model_from_parallel",
+    "get_mixed_precision_context_manager",
     "get_sampler",
     "load",
+    "move_to_device",
+    "patch_optimizer_step",
     "prepare_data_loader",
     "save",
 ]
@@ -171,3 +184,52 @@ def compile_regions(module: nn.Module, **compile_kwargs: Any) -> nn.Module:
     if compile_blocks(module, compile_kwargs):
         return module
     return compile_whole(module, compile_kwargs)
+
+
+def get_mixed_precision_context_manager(
+    native_amp: bool = False, autocast_kwargs: AutocastKwargs | None = None
+) -> AbstractContextManager[Any]:
+    """``torch.autocast`` for the Accelerator's device and precision; a context without effect unless ``native_amp`` is
+    set.
+
+    Raises:
+        RuntimeMisuse: there is no Accelerator yet.
+    """
+    state = AcceleratorState()
+    return autocast(state.device, state.mixed_precision, autocast_kwargs) if native_amp else nullcontext()
+
+
+def move_to_device(state: Any, device: Any) -> Any:
+    """``state`` with its tensors, in lists, tuples and dicts of any depth, on ``device``; other values are kept."""
+    return recursively_apply(lambda tensor: tensor.to(device), state)
+
+
+def patch_optimizer_step(accelerated_optimizer: Any, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``method`` so that it also sets ``accelerated_optimizer._accelerate_step_called``. A script that resets this
+    attribute before it calls a gradient scaler can then test whether the scaler has called ``method``. Prepared
+    optimizers detect skipped steps themselves: see ``step_was_skipped``."""
+
+    @wraps(method)
+    def marking_step(*args: Any, **kwargs: Any) -> Any:
+        accelerated_optimizer._accelerate_step_called = True
+        return method(*args, **kwargs)
+
+    return marking_step
+
+
+def do_nothing(*args: Any, **kwargs: Any) -> None:
+    """Accepts any arguments."""
+
+
+class ThreadLocalSharedDict(threading.local):
+    """Descriptor for a class attribute: a dict that the class and its instances share, one for each thread. Assigning
+    to the attribute of an instance replaces this thread's dict. ``thread_local`` has no effect."""
+
+    def __init__(self, thread_local: bool = False) -> None:
+        self._storage: dict[Any, Any] = {}
+
+    def __get__(self, instance: Any, owner: type | None = None) -> dict[Any, Any]:
+        return self._storage
+
+    def __set__(self, instance: Any, value: dict[Any, Any]) -> None:
+        self._storage = value

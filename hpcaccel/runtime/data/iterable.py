@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 from hpcaccel.runtime.data.inner_loader import SeededStream, is_stateful
 from hpcaccel.runtime.data.sharding import Sharing, rounds
 
-__all__ = ["Bookmarks", "Counting", "SkipProgress", "StreamPart", "forward"]
+__all__ = ["Bookmarks", "Counting", "IterableDatasetShard", "SkipProgress", "StreamPart", "forward"]
 
 BOOKMARK_SECONDS = 1.0
 """Minimum seconds between saved states of a stateful stream, because saving a state can take several times as long as
@@ -78,6 +78,70 @@ class Repeated:
 
     def __init__(self, sample: Any) -> None:
         self.sample = sample
+
+
+class IterableDatasetShard(IterableDataset[Any]):
+    """One rank's samples of an iterable dataset that every rank reads.
+
+    A round has ``batch_size`` samples of each rank, or with ``split_batches`` as many of all ranks together. The first
+    samples of the dataset fill up an incomplete last round, so that all ranks get the same number of samples.
+
+    Args:
+        batch_size: number of consecutive samples of a rank; with ``split_batches``, of all ranks.
+        drop_last: leave out an incomplete last round instead.
+
+    Raises:
+        RuntimeMisuse: ``split_batches`` is set, but ``batch_size`` is not a multiple of ``num_processes``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int = 1,
+        drop_last: bool = False,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+    ) -> None:
+        self.dataset = dataset
+        self.batch_size, self.drop_last, self.split_batches = batch_size, drop_last, split_batches
+        self.num_processes, self.process_index = num_processes, process_index
+        self.epoch = 0
+        self._sharing  # noqa: B018  (raises if batches cannot be divided)
+
+    @property
+    def _sharing(self) -> Sharing:
+        return Sharing(
+            rank=self.process_index,
+            size=self.num_processes,
+            batch_size=self.batch_size,
+            split=self.split_batches,
+            drop_last=self.drop_last,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the dataset, if it has one; else the seed of its ``generator``, if it has one."""
+        self.epoch = epoch
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        width, size = self._sharing.width or 1, self._sharing.round or 1
+        full, rest = divmod(len(self.dataset), size)
+        return (full + bool(rest and not self.drop_last)) * width
+
+    def __iter__(self) -> Iterator[Any]:
+        generator = getattr(self.dataset, "generator", None)
+        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
+            generator.manual_seed(self.epoch)  # the same order on all ranks
+        width, size = self._sharing.width or 1, self._sharing.round or 1
+        begin = self.process_index * width
+        first: list[Any] = []
+        for group in rounds(self.dataset, size):
+            first = first or group
+            if len(group) == size or not self.drop_last:
+                yield from group[begin : begin + width]
+                yield from (one.sample for one in _repeated(first, group, begin, width))
 
 
 class Counting:

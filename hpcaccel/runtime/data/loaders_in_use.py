@@ -15,12 +15,16 @@ __all__ = ["BatchSource", "LoadersInUse", "LoopHooks"]
 class BatchSource(Protocol):
     """The part of a prepared loader that the training loop uses."""
 
-    at_last_batch: bool
     trains: bool
 
     @property
+    def at_last_batch(self) -> bool:
+        """Whether the loader has returned the last batch of its iteration."""
+
+    @property
     def given_at_step(self) -> int:
-        """How many optimizer steps had been done when the loader returned its latest batch."""
+        """How many optimizer steps had been done when the loader returned its latest batch; -1 if the loader is not
+        prepared, and does not report when a step is over."""
 
     @property
     def identity(self) -> int:
@@ -83,8 +87,12 @@ class LoadersInUse:
             self.own_time.batch_has_come()
         if self.current is not source:
             self.ended(source)
-            self._sources.append(source)
-            self.current = source
+            self.began(source)
+
+    def began(self, source: BatchSource) -> None:
+        """Make ``source`` the loader in use before its first batch."""
+        self._sources.append(source)
+        self.current = source
 
     def ended(self, source: BatchSource) -> None:
         if source in self._sources:

@@ -148,7 +148,7 @@ _KNOWN: dict[Any, Callable[[Any, torch.Generator | None], SampleOrder]] = {
 
 
 class TooManySamples(Exception):
-    """There are more items than ``len()`` has promised. ``items`` iterates over all items, and reads those beyond
+    """There are more items than ``len()`` returned. ``items`` iterates over all items, and reads those beyond
     ``len()`` lazily."""
 
     def __init__(self, items: Iterator[Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterDataPipe
 
+from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data.cursor import Cursor
 from hpcaccel.runtime.data.global_batches import FillBatch, RankBatch
 from hpcaccel.runtime.data.inner_loader import (
@@ -21,7 +22,7 @@ from hpcaccel.runtime.data.inner_loader import (
     is_stateful,
     options_of,
 )
-from hpcaccel.runtime.data.iterable import Bookmarks, Counting, SkipProgress, StreamPart, forward
+from hpcaccel.runtime.data.iterable import Bookmarks, Counting, IterableDatasetShard, SkipProgress, StreamPart, forward
 from hpcaccel.runtime.data.sharding import Sharing
 from hpcaccel.runtime.rng.generators import drawn_apart
 from hpcaccel.runtime.stop_flag import WorkerInit, signals_held
@@ -124,7 +125,16 @@ def make_stream(
         stateful: whether to read the dataset with torchdata's StatefulDataLoader.
         ready_made: whether to return whole batches, to be divided among the ranks, instead of batches of this rank's
             own samples.
+
+    Raises:
+        RuntimeMisuse: the dataset already has only one rank's samples.
     """
+    data = user.dataset
+    if isinstance(data, IterableDatasetShard) and data.num_processes > 1 and sharing.size > 1:
+        raise RuntimeMisuse(
+            f"this DataLoader has an IterableDatasetShard of {data.num_processes} processes, and prepare() would shard "
+            "the data a second time. Pass the whole dataset to the DataLoader, or do not prepare() it"
+        )
     if is_stateful(user) or stateful:
         loader, seeded = _seeded_loader(user, generator)
         ready = ReadyStream(loader, user.batch_size, seeded)

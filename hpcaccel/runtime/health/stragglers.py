@@ -67,7 +67,7 @@ class OwnTime:
         """An ``OwnTime`` for this rank; None for a single process."""
         if group.world_size == 1:
             return None
-        return cls(group.device, until_batch=settings.strategy == "fsdp" or group.tensor_size > 1)
+        return cls(group.device, until_batch=settings.strategy == "fsdp" or group.ranks_per_batch > 1)
 
     def step_is_over(self) -> None:
         self._steps += 1

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcaccel.core.parent_death import die_with
-from hpcaccel.runtime.selftest.check_runner import ResultLog
+from hpcaccel.runtime.selftest.check_runner import ResultLog, last_lines, rank_of_variables
 
 __all__ = ["main"]
 
@@ -47,8 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     code = os.waitstatus_to_exitcode(status)
     results = Path(arguments[list(arguments).index("--results") + 1])
     if code < 0:
-        rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or ""
-        log = ResultLog(results, rank=int(rank) if rank.isdigit() else None, pid=child)
+        log = ResultLog(results, rank=rank_of_variables(), pid=child)
         log.write("process", "killed", message=f"was killed by {signal.Signals(-code).name}")
     if code <= 0 and os.environ.get("SLURM_STEP_ID"):
         _wait_for_other_ranks(results)
@@ -63,8 +62,7 @@ def _wait_for_other_ranks(results: Path) -> None:
     """
     end = time.monotonic() + LINGER_SECONDS
     while time.monotonic() < end:
-        last_lines = [path.read_bytes().rpartition(b'{"selftest"')[2] for path in results.glob("rank-*.jsonl")]
-        if all(any(word in line for word in _LAST) for line in last_lines):
+        if all(any(word in line for word in _LAST) for line in last_lines(results).values()):
             return
         time.sleep(0.5)
 

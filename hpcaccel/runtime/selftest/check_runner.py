@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.process_identity import node_name
 
-__all__ = ["CheckFailed", "CheckRunner", "Fault", "ResultLog", "first_line"]
+__all__ = ["CheckFailed", "CheckRunner", "Fault", "ResultLog", "first_line", "last_lines", "rank_of_variables"]
 
 T = TypeVar("T")
 LONGEST = 600
@@ -74,12 +74,22 @@ class ResultLog:
     def killed_ranks(self) -> set[int]:
         """The ranks whose process was killed, according to the results in the folder."""
         found = set()
-        for path in self.folder.glob("rank-*.jsonl"):
+        for path, line in last_lines(self.folder).items():
             rank = path.name.removeprefix("rank-").partition(".")[0]
-            last_line = path.read_bytes().rpartition(b'{"selftest"')[2]
-            if rank.isdigit() and b'"state":"killed"' in last_line:
+            if rank.isdigit() and b'"state":"killed"' in line:
                 found.add(int(rank))
         return found
+
+
+def last_lines(folder: Path) -> dict[Path, bytes]:
+    """The last line of each rank's results, without its beginning."""
+    return {path: path.read_bytes().rpartition(b'{"selftest"')[2] for path in folder.glob("rank-*.jsonl")}
+
+
+def rank_of_variables() -> int | None:
+    """This rank's number, even if the other variables are invalid."""
+    text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or ""
+    return int(text) if text.isdigit() else None
 
 
 class CheckRunner:
@@ -97,7 +107,7 @@ class CheckRunner:
         self.log.write(self._check, "step", message=what)
 
     def report(self, fault: Fault) -> None:
-        """Add a fault to the results of the current check, which goes on."""
+        """Add a fault to the results of the current check, which continues."""
         self._faults.append(fault)
 
     def measure(self, **data: Any) -> None:

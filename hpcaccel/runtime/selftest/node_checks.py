@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +18,7 @@ import torch
 
 from hpcaccel.core.durable_files import objects_in
 from hpcaccel.core.formatting import size
-from hpcaccel.runtime.compat.availability import KERNEL
+from hpcaccel.runtime.compat.availability import kernel_problem
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
 from hpcaccel.runtime.distributed.rendezvous import interface_of, own_address_towards
 from hpcaccel.runtime.selftest.check_runner import CheckFailed, CheckRunner, Fault, first_line
@@ -41,12 +40,9 @@ INFINIBAND = Path("/sys/class/infiniband")
 
 def check_kernel(runner: CheckRunner) -> None:
     """Record the kernel release, and warn about Linux kernels older than 5.5, on which training processes may hang."""
-    release = platform.release()
-    runner.measure(release=release, python=platform.python_version(), torch=torch.__version__)
-    found = re.match(r"(\d+)\.(\d+)", release)
-    if platform.system() == "Linux" and found and (int(found[1]), int(found[2])) < KERNEL:
-        message = f"Linux kernel {release} is older than {KERNEL[0]}.{KERNEL[1]}: training processes may hang"
-        runner.report(Fault(kind="kernel", message=message, severity="warning"))
+    runner.measure(release=platform.release(), python=platform.python_version(), torch=torch.__version__)
+    if (problem := kernel_problem()) is not None:
+        runner.report(Fault(kind="kernel", message=problem, severity="warning"))
 
 
 # -- disks -------------------------------------------------------------------------------------------------------------

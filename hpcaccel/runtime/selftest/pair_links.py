@@ -94,8 +94,8 @@ class _Link:
         }
 
     def respond(self) -> None:
-        """Answer the other rank: 1 is a ping, a larger number the size of a message to receive, a smaller one of a
-        message to send."""
+        """Respond to the other rank's requests until ``END``: 1 is a ping, a larger number is the size in bytes of a
+        message to receive, a negative number that of a message to send."""
         while (size := self._receive()) != END:
             if size == 1:
                 self._send(1)

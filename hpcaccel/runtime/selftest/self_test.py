@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment, detect
 from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.selftest import collective_checks, meeting, node_checks, pair_links, training_checks
-from hpcaccel.runtime.selftest.check_runner import CheckFailed, CheckRunner, Fault, ResultLog
+from hpcaccel.runtime.selftest.check_runner import CheckFailed, CheckRunner, Fault, ResultLog, rank_of_variables
 from hpcaccel.runtime.selftest.meeting import JoinedRanks
 
 __all__ = ["SelfTest", "main"]
@@ -70,7 +69,7 @@ class SelfTest:
 
     def _environment(self) -> RankEnvironment | None:
         log = self.runner.log
-        log.rank = _rank_of_variables()
+        log.rank = rank_of_variables()
 
         def check() -> RankEnvironment:
             try:
@@ -190,12 +189,6 @@ class SelfTest:
         for check in ("collectives", "pairs", "clocks", "training", "checkpoint"):
             if check not in but:
                 self.runner.skip(check, why)
-
-
-def _rank_of_variables() -> int | None:
-    """This rank's number, even if the other variables are invalid."""
-    text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or ""
-    return int(text) if text.isdigit() else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

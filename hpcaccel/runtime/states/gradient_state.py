@@ -15,6 +15,34 @@ if TYPE_CHECKING:
 __all__ = ["GradientState"]
 
 
+class _OwnLoader:
+    """A loader of the script's own among the loaders in use. Checkpoints do not contain its position.
+
+    Args:
+        loader: has the attributes ``end_of_dataloader`` and ``remainder``.
+    """
+
+    trains = False
+    given_at_step = -1
+    place = (0, 0)
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    @property
+    def at_last_batch(self) -> bool:
+        return bool(self.loader.end_of_dataloader)
+
+    @property
+    def identity(self) -> int:
+        return id(self.loader)
+
+
+def _loader(source: Any) -> Any:
+    """The loader as the script has it."""
+    return source.loader if isinstance(source, _OwnLoader) else source
+
+
 class GradientState:
     """Gradient-accumulation state of the Accelerator that returned this object; by default, of the newest Accelerator.
 
@@ -45,6 +73,10 @@ class GradientState:
             return self._own
         session = TrainingSession.existing()
         return GradientState._without if session is None else session.accumulation
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy shows the newest Accelerator's state, whose accumulation a copy of a prepared optimizer uses, too."""
+        return {"_own": None}
 
     @classmethod
     def _shared_values(cls) -> dict[str, Any]:
@@ -100,13 +132,28 @@ class GradientState:
 
     @property
     def active_dataloader(self) -> Any:
-        """The prepared loader that returned the latest batch, while it is being iterated; else None."""
-        return self._accumulation.loaders.current
+        """The prepared loader that returned the latest batch, or the script's own loader that has begun since; None if
+        no loader is being iterated."""
+        return _loader(self._accumulation.loaders.current)
 
     @property
     def dataloader_references(self) -> list[Any]:
-        """None, followed by all prepared loaders that are being iterated, outermost first."""
-        return [None, *self._accumulation.loaders.sources]
+        """None, followed by all loaders that are being iterated, outermost first."""
+        return [None, *map(_loader, self._accumulation.loaders.sources)]
+
+    def _add_dataloader(self, dataloader: Any) -> None:
+        """Make a loader that is not prepared the active one: its attribute ``end_of_dataloader`` ends an accumulation.
+
+        Loaders of Accelerate's kind call this when an iteration begins, and ``_remove_dataloader`` at its end.
+        """
+        self._remove_dataloader(dataloader)
+        self._accumulation.loaders.began(_OwnLoader(dataloader))
+
+    def _remove_dataloader(self, dataloader: Any) -> None:
+        loaders = self._accumulation.loaders
+        for source in loaders.sources:
+            if _loader(source) is dataloader:
+                loaders.ended(source)
 
     @property
     def in_dataloader(self) -> bool:
@@ -115,7 +162,7 @@ class GradientState:
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the active loader has returned its last batch."""
-        return self.in_dataloader and bool(self.active_dataloader.at_last_batch)
+        return self.in_dataloader and bool(self.active_dataloader.end_of_dataloader)
 
     @property
     def remainder(self) -> int:

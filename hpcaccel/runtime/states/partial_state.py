@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.compat.unsupported import lacks
 from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.distributed.world import World
+from hpcaccel.runtime.launch_env import parse_flag_from_env
 from hpcaccel.runtime.states.process_info import ProcessInfo
 
 __all__ = ["PartialState", "SharedState"]
@@ -25,7 +25,6 @@ class SharedState:
         return found
 
 
-@lacks("fork_launched")
 class PartialState(ProcessInfo):
     """Rank, device and number of processes. Forms the process group if there is none; an Accelerator uses the same
     group.
@@ -97,6 +96,11 @@ class PartialState(ProcessInfo):
     @debug.setter
     def debug(self, value: bool) -> None:
         self._world.debug = value
+
+    @property
+    def fork_launched(self) -> bool:
+        """Whether ``notebook_launcher`` or ``debug_launcher`` has forked this process."""
+        return parse_flag_from_env("FORK_LAUNCHED")
 
     @property
     def default_device(self) -> torch.device:

@@ -64,7 +64,8 @@ class ClearMLTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log values by name; see ``GeneralTracker.log``.
+
         Args:
             step: if None, the values are reported as single values, without charts.
             kwargs: passed to ``report_scalar`` or ``report_single_value``.
@@ -80,7 +81,8 @@ class ClearMLTracker(GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log images by name.
+
         Args:
             values: images (arrays or PIL images) by name.
             kwargs: passed to ``report_image``.

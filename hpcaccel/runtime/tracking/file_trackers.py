@@ -60,7 +60,8 @@ class AimTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log values by name; see ``GeneralTracker.log``.
+
         Args:
             values: numbers, texts, dicts of numbers, or Aim's objects such as ``aim.Text``.
             kwargs: passed to ``Run.track``.
@@ -82,7 +83,8 @@ class AimTracker(GeneralTracker):
     def log_images(
         self, values: dict[str, Any], step: int | None = None, kwargs: dict[str, dict[str, Any]] | None = None
     ) -> None:
-        """
+        """Log images by name.
+
         Args:
             values: images (arrays or PIL images), or pairs of an image and its caption, by name.
             kwargs: ``{"aim_image": keywords of aim.Image, "track": keywords of Run.track}``.
@@ -136,7 +138,8 @@ class DVCLiveTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log values by name; see ``GeneralTracker.log``.
+
         Args:
             kwargs: passed to ``Live.log_metric``.
         """
@@ -205,7 +208,8 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log values by name; see ``GeneralTracker.log``.
+
         Args:
             kwargs: passed to ``add_scalar``, ``add_text`` or ``add_scalars``, depending on the value.
         """
@@ -221,7 +225,8 @@ class TensorBoardTracker(GeneralTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log images by name.
+
         Args:
             values: batches of images by name, N×C×H×W unless ``dataformats`` is given.
             kwargs: passed to ``add_images``.

@@ -83,7 +83,8 @@ class CometMLTracker(HostedTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log values by name; see ``GeneralTracker.log``.
+
         Args:
             kwargs: passed to ``log_metric``, ``log_other`` or ``log_metrics``, depending on the value.
         """
@@ -144,7 +145,8 @@ class SwanLabTracker(HostedTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log values by name; see ``GeneralTracker.log``.
+
         Args:
             values: lists of images (arrays or PIL images) by name.
         """
@@ -228,7 +230,8 @@ class WandBTracker(HostedTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log values by name; see ``GeneralTracker.log``.
+
         Args:
             kwargs: passed to ``Run.log``.
         """
@@ -236,7 +239,8 @@ class WandBTracker(HostedTracker):
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log images by name.
+
         Args:
             values: lists of images (arrays or PIL images) by name.
         """

@@ -106,7 +106,8 @@ class MLflowTracker(GeneralTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """
+        """Log values by name; see ``GeneralTracker.log``.
+
         Args:
             values: numbers by name. The numbers of a dict are logged as ``name/part``.
             kwargs: passed to ``mlflow.log_metrics``.

@@ -31,7 +31,7 @@ class AgreedStop:
 
     Args:
         flag: is raised by the stop signals of this process.
-        clock: knows how long a save takes.
+        clock: measures how long a save takes.
         at_end: called at the normal end of the program; it must call ``complete``.
     """
 
@@ -57,7 +57,7 @@ class AgreedStop:
 
     @property
     def save_is_requested(self) -> bool:
-        """Whether ``hpcaccel save`` has asked for a save that has not begun. Seen on rank 0 only."""
+        """Whether ``hpcaccel save`` has requested a save that has not begun. Seen on rank 0 only."""
         return self.save_requests is not None and self.save_requests.is_open
 
     def save_begins(self) -> None:

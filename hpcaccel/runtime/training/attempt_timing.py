@@ -7,27 +7,24 @@ events at the end of a step, at intervals that grow from 1 to 60 seconds.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import logging
-import mmap
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcaccel.core.attempt_steps import STEP_COUNTER
-from hpcaccel.core.durable_files import FILE_MODE, make_folder, read_json, read_lines, write_json
+from hpcaccel.core.durable_files import make_folder, read_json, read_lines, write_json
 from hpcaccel.core.process_identity import started_at
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.step_counter import StepCounter
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 
 if TYPE_CHECKING:
     from hpcaccel.core.rank_records import Timing
 
-__all__ = ["AttemptClock", "StepCounter", "StepTimes"]
+__all__ = ["AttemptClock", "StepTimes"]
 
 logger = logging.getLogger(TRAINING_LOG)
 
@@ -264,63 +261,3 @@ def _median(values: Sequence[float]) -> float:
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-LOCAL = ("ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs")
-"""File systems on which a written block can be overwritten even if the disk is full."""
-
-
-class StepCounter:
-    """Writes the number of rank 0's last step to a file, which ``hpcaccel.core.attempt_steps`` reads.
-
-    On local file systems the file is mapped into memory: a write needs no system call, and the kernel keeps the value
-    if the process is killed. On other file systems a write is one ``pwrite`` call, because a network error in a mapping
-    raises SIGBUS, which would kill the training.
-
-    Raises:
-        OSError: the file cannot be created.
-    """
-
-    def __init__(self, path: Path) -> None:
-        make_folder(path.parent)
-        self._map: mmap.mmap | None = None
-        self._is_fresh = True
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-
-    def write(self, step: int) -> None:
-        """Write the number of the last step.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        now = time.time()
-        if self._map is not None:
-            STEP_COUNTER.pack_into(self._map, 0, step, now, step, now)
-            return
-        os.pwrite(self._fd, STEP_COUNTER.pack(step, now, step, now), 0)
-        if self._is_fresh:  # mapped after the first write, when the file has a block
-            self._is_fresh = False
-            self._map = self._mapped(STEP_COUNTER.size)
-
-    def _mapped(self, size: int) -> mmap.mmap | None:
-        with contextlib.suppress(OSError):
-            if _file_system(os.fstat(self._fd).st_dev) in LOCAL:
-                return mmap.mmap(self._fd, size)
-        return None
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # a late file-system error does not matter
-            if self._map is not None:
-                self._map.close()
-            os.close(self._fd)
-
-
-def _file_system(device: int) -> str | None:
-    """Type of the mounted file system with this device number; None if unknown."""
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-            place, _, source = line.partition(" - ")
-            if place.split()[2:3] == [wanted]:
-                return source.partition(" ")[0]
-    return None

@@ -12,6 +12,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_, clip_grads_with_no
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed import xla_device
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
+from hpcaccel.runtime.training.lomo import refuse_clipping
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.accelerator_setup import Setup
@@ -32,6 +33,8 @@ def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_typ
         gradients accumulated so far, which the ranks may not have reduced yet.
     """
     parameters = _listed(parameters)
+    if all(parameter.grad is None for parameter in parameters):
+        refuse_clipping(setup.session.optimizers, parameters, "clip_grad_norm_")
     if not setup.accumulation.is_boundary:
         norm = _total_norm(_gradients(parameters), norm_type)
         return norm if setup.scaling is None else setup.scaling.norm_of_scaled(norm)
@@ -49,6 +52,8 @@ def clip_value(setup: Setup, parameters: Parameters, *, limit: float) -> None:
     if not setup.accumulation.is_boundary:
         return
     parameters = _listed(parameters)
+    if all(parameter.grad is None for parameter in parameters):
+        refuse_clipping(setup.session.optimizers, parameters, "clip_grad_value_")
     _reduce_and_unscale(setup, parameters)
     clip_grad_value_(_Holder.of(_gradients(parameters)), limit)
 

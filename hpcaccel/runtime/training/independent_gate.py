@@ -47,7 +47,10 @@ def independent_gate(what: str) -> IndependentGate:
     if gate is not None and not gate.is_over:
         if isinstance(gate, IndependentGate):
             return gate
-        raise RuntimeMisuse(f"{what}: this process has called hpcaccel.stop_gate(). Remove that call: {what} stops")
+        raise RuntimeMisuse(
+            f"{what}: this process has called hpcaccel.stop_gate(). Remove that call: {what} handles stop requests "
+            "itself"
+        )
     gate = gates._gate = IndependentGate()
     return gate
 

@@ -120,7 +120,7 @@ class LoopContext:
 
 
 class LoopActivity:
-    """Tells the heartbeat what the loop is doing.
+    """Reports to the heartbeat what the loop is doing.
 
     Args:
         evaluates: returns whether the script is iterating over a loader that is not trained on.

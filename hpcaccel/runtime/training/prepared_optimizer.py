@@ -16,6 +16,10 @@ from hpcaccel.runtime.training.scaling import Scaling
 __all__ = ["PreparedOptimizer", "PreparedScheduler"]
 
 
+_SHOWN = ("accelerator_state", "gradient_state", "device_placement")
+"""Attributes that a step does not use."""
+
+
 def _do_nothing() -> None:
     """Default of ``before_step`` and ``on_step``."""
 
@@ -33,6 +37,11 @@ class PreparedOptimizer(Optimizer):
         reducer: averages gradients over the ranks where DDP does not, once per step; None elsewhere.
     """
 
+    accelerator_state: Any
+    gradient_state: Any
+    """Views of the states, as Accelerate's optimizer has them. ``prepare`` sets them."""
+    device_placement: bool
+    """The value with which the optimizer was prepared. Its state is on the device of the parameters in any case."""
     _followed_by_copies: ClassVar[tuple[Accumulation, Scaling | None] | None] = None
     """Accumulation and scaling that copies unpickled in this process use. Set by ``follow_in_copies``."""
 
@@ -169,10 +178,12 @@ class PreparedOptimizer(Optimizer):
         PreparedOptimizer._followed_by_copies = None if accumulation is None else (accumulation, scaling)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer, "skipped": self.step_was_skipped}
+        shown = {name: vars(self)[name] for name in _SHOWN if name in vars(self)}
+        return {"optimizer": self.optimizer, "skipped": self.step_was_skipped, "shown": shown}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which uses the accumulation of the current session and does not count steps."""
         accumulation, scaling = PreparedOptimizer._followed_by_copies or (Accumulation(1), None)
         PreparedOptimizer.__init__(self, state["optimizer"], accumulation, scaling=scaling)
         self._skipped = state["skipped"]
+        vars(self).update(state["shown"])

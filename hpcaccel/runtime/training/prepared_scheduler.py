@@ -20,9 +20,13 @@ class PreparedScheduler:
     Args:
         scheduler: an object with ``step``, ``state_dict`` and ``load_state_dict``.
         optimizers: the optimizers whose learning rate the scheduler sets.
-        repeats: number of steps of the script's scheduler per optimizer step.
-        with_optimizer: whether to step only when the optimizers do. If False, step once at every call.
+        repeats: number of steps of the script's scheduler per optimizer step; 1 with ``split_batches``.
+        step_with_optimizer: whether to step only when the optimizers do. If False, step once at every call.
+        split_batches: whether the batch size is the total over all ranks.
     """
+
+    gradient_state: Any
+    """View of the accumulation's state, as Accelerate's scheduler has it. ``prepare`` sets it."""
 
     def __init__(
         self,
@@ -31,21 +35,23 @@ class PreparedScheduler:
         accumulation: Accumulation,
         *,
         repeats: int = 1,
-        with_optimizer: bool = True,
+        step_with_optimizer: bool = True,
+        split_batches: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.optimizers = list(optimizers)
         self._accumulation = accumulation
         self._repeats = repeats
-        self._with_optimizer = with_optimizer
+        self.step_with_optimizer = step_with_optimizer
+        self.split_batches = split_batches
         self._counts_evaluations = _counts_evaluations(scheduler)
-        if not with_optimizer and hasattr(scheduler, "optimizer"):
+        if not step_with_optimizer and hasattr(scheduler, "optimizer"):
             # Suppress torch's warning: during accumulation a scheduler may step before its optimizer.
             scheduler.optimizer._opt_called = True
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         scheduler, accumulation = self.scheduler, self._accumulation
-        if not self._with_optimizer:
+        if not self.step_with_optimizer:
             scheduler.step(*args, **kwargs)
             return
         if self._counts_evaluations:
@@ -58,7 +64,7 @@ class PreparedScheduler:
         for optimizer in self.optimizers:
             if optimizer.step_was_skipped:
                 return
-        for _ in range(self._repeats):
+        for _ in range(1 if self.split_batches else self._repeats):
             # Schedules with a fixed length, such as OneCycleLR, raise an error beyond their end.
             total = getattr(scheduler, "total_steps", None)
             if total is None or scheduler.last_epoch < total:
@@ -97,10 +103,8 @@ def prepare_scheduler(setup: Setup, scheduler: Any) -> PreparedScheduler:
     """
     session, settings = setup.session, setup.settings
     world_size = session.group.world_size
-    per_process = settings.step_scheduler_per_process and not settings.split_batches
-    with_optimizer = settings.step_scheduler_with_optimizer
-    repeats = world_size if per_process and with_optimizer and not _counts_evaluations(scheduler) else 1
-    if repeats > 1:
+    repeats = world_size if settings.step_scheduler_per_process and not _counts_evaluations(scheduler) else 1
+    if repeats > 1 and settings.step_scheduler_with_optimizer and not settings.split_batches:
         session.loop.context.log_once(
             f"the prepared scheduler steps {repeats} times per optimizer step, once per process, as in Accelerate. To "
             "step it once, pass Accelerator(step_scheduler_per_process=False)"
@@ -109,7 +113,12 @@ def prepare_scheduler(setup: Setup, scheduler: Any) -> PreparedScheduler:
     followed = [one for one in session.optimizers if scheduled is one or scheduled is one.optimizer]
     # A scheduler without the attribute ``optimizer``, such as a custom one, follows all optimizers.
     return PreparedScheduler(
-        scheduler, followed or session.optimizers, setup.accumulation, repeats=repeats, with_optimizer=with_optimizer
+        scheduler,
+        followed or session.optimizers,
+        setup.accumulation,
+        repeats=repeats,
+        step_with_optimizer=settings.step_scheduler_with_optimizer,
+        split_batches=settings.split_batches,
     )
 
 

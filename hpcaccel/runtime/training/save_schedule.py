@@ -65,7 +65,7 @@ class SaveSchedule:
         return checkpoint_files.checkpoint_name(self.step) if self.step else None
 
     def is_due(self, step: int) -> bool:
-        """Whether a save of ``step`` is due, or was requested. Time and requests count on rank 0 only."""
+        """Whether a save of ``step`` is due, or was requested. Only rank 0's clock and requests count."""
         return step >= self._due_step or time.monotonic() >= self._due_time or self._is_requested
 
     @property

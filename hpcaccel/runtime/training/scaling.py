@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
+from hpcaccel.runtime.enums import DistributedType
 
-__all__ = ["Scaling", "ShardedScaler", "make_scaler"]
+__all__ = ["Scaling", "ShardedScaler", "get_grad_scaler", "make_scaler"]
 
 
 class Scaling:
@@ -119,11 +121,28 @@ def make_scaler(
             stacklevel=5,
         )
     options = {} if handler is None else handler.to_kwargs()
-    if device.type == "xla":
+    return _scaler_of(device.type, sharded=sharded, **options)
+
+
+def _scaler_of(kind: str, *, sharded: bool, **options: Any) -> torch.amp.GradScaler:
+    if kind == "xla":
         raise RuntimeMisuse("mixed_precision=fp16 on an XLA device: TPUs have no fp16 units. Use bf16")
-    if not sharded:
-        return torch.amp.GradScaler(device.type, **options)
-    return ShardedScaler(device.type, **options)
+    return (ShardedScaler if sharded else torch.amp.GradScaler)(kind, **options)
+
+
+def get_grad_scaler(distributed_type: DistributedType | None = None, **kwargs: Any) -> torch.amp.GradScaler:
+    """A new gradient scaler for this machine's kind of device, for loops without an Accelerator. Without an
+    accelerator, torch warns and disables it.
+
+    Args:
+        distributed_type: with FSDP, the scaler reduces overflows over all ranks.
+        kwargs: arguments of torch's scaler, such as ``init_scale``.
+
+    Raises:
+        RuntimeMisuse: the devices are XLA devices.
+    """
+    kind = device_backend.accelerator()
+    return _scaler_of("cuda" if kind == "cpu" else kind, sharded=distributed_type == DistributedType.FSDP, **kwargs)
 
 
 class ShardedScaler(torch.amp.GradScaler):

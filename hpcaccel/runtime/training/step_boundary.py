@@ -92,7 +92,8 @@ class StepBoundary:
         """
         if self._counters.step - self.reported_step >= MOST_UNREPORTED_STEPS:
             return True
-        if self.script_reports or self._in_use.current is not None:
+        source = self._in_use.current
+        if self.script_reports or (source is not None and source.given_at_step >= 0):
             return False
         return len(self._stepped) >= len(self._prepared.optimizers) - 1
 

@@ -73,7 +73,7 @@ class StopAgreement:
 
     @property
     def gathers(self) -> bool:
-        """Whether the next agreement contains every rank's own time. The answer is the same on all ranks, because they
+        """Whether the next agreement contains every rank's own time. The value is the same on all ranks, because they
         have issued the same number of agreements."""
         return self._control is not None and (self._issued + 1) % GATHER_EVERY == 0
 

@@ -213,7 +213,7 @@ class StopGate:
 
     def complete(self) -> None:
         """Record that the training has done its last step. A stop that was requested then changes nothing: the program
-        goes on to its end, and the run is completed."""
+        continues to its end, and the run is completed."""
         self._has_finished = True
 
     def leave(self, *, checkpoint: str | os.PathLike[str] | None = None) -> None:

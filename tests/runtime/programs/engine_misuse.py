@@ -1,4 +1,4 @@
-"""What does not combine with DeepSpeed's engine, on a stand-in: prints each error."""
+"""What cannot be combined with DeepSpeed's engine, on a stand-in: prints each error."""
 
 import json
 import sys

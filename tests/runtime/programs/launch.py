@@ -26,7 +26,7 @@ def train(name: str, fails: int | None = None) -> None:
     if accelerator.process_index == fails:
         raise ValueError(f"rank {fails} has had enough")
     place = [accelerator.process_index, accelerator.num_processes, str(accelerator.device)]
-    answer = [*place, accelerator.mixed_precision, total, os.environ.get("FORK_LAUNCHED")]
+    answer = [*place, accelerator.mixed_precision, total, accelerator.state.fork_launched]
     (folder / f"{name}-{accelerator.process_index}").write_text(json.dumps(answer))
 
 

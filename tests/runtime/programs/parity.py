@@ -14,9 +14,9 @@ from hpcaccel import Accelerator
 from hpcaccel.runtime.handlers import (
     DistributedDataParallelKwargs,
     FullyShardedDataParallelPlugin,
-    ParallelismConfig,
     TorchDynamoPlugin,
 )
+from hpcaccel.runtime.parallelism_config import ParallelismConfig
 
 SAMPLES, LENGTH, WORDS, BATCH, EPOCHS = 48, 5, 11, 2, 2
 

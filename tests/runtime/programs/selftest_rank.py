@@ -6,6 +6,7 @@ Usage: ``selftest_rank.py FAULT VICTIM ARGUMENTS…``
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 import time
@@ -31,7 +32,7 @@ if FAULT == "full_disk":
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
-from hpcaccel.runtime.selftest import collective_checks, node_checks, pair_links, training_checks  # noqa: E402
+from hpcaccel.runtime.selftest import collective_checks, pair_links, training_checks  # noqa: E402
 from hpcaccel.runtime.selftest.self_test import main  # noqa: E402
 
 
@@ -43,14 +44,6 @@ class SkewedTime:
     @staticmethod
     def time() -> float:
         return time.time() + 3.0
-
-
-class OldKernel:
-    """The module ``platform`` of a node with an old kernel."""
-
-    system = staticmethod(lambda: "Linux")
-    release = staticmethod(lambda: "4.18.0-553.el8.x86_64")
-    python_version = staticmethod(lambda: "3.11.7")
 
 
 class WrongCollectives:
@@ -102,7 +95,7 @@ def plant() -> None:
     elif FAULT == "clock":
         vars(pair_links)["time"] = SkewedTime
     elif FAULT == "old_kernel":
-        vars(node_checks)["platform"] = OldKernel
+        platform.release = lambda: "4.18.0-553.el8.x86_64"
     elif FAULT == "hangs":
         training_checks.check_training = lambda runner, training: time.sleep(600)
     elif FAULT == "dies":

@@ -14,7 +14,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from hpcaccel import Accelerator, init_empty_weights, load_sharded
 from hpcaccel.errors import RuntimeMisuse
-from hpcaccel.runtime.handlers import GradScalerKwargs, ParallelismConfig
+from hpcaccel.runtime.handlers import GradScalerKwargs
+from hpcaccel.runtime.parallelism_config import ParallelismConfig
 
 where = Path(sys.argv[1])
 
