@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpcaccel.render import templates
+from hpcaccel.errors import SpecError
+from hpcaccel.render import context, templates
 
 NAMES = {"value": "a b"}
 
@@ -40,31 +44,91 @@ def test_a_template_is_compiled_once(cache: Path, tmp_path: Path, monkeypatch: p
     assert list(cache.iterdir()) == [compiled]
 
 
-def test_a_cache_that_others_can_write_is_not_used(cache: Path, tmp_path: Path) -> None:
+def test_a_cache_that_others_can_write_is_not_used(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     filled(tmp_path, "x={{ value }}")
-    (compiled,) = cache.iterdir()
-    planted = compiled.read_bytes().replace(b"x=", b"z=")
-    assert planted != compiled.read_bytes()
-    compiled.write_bytes(planted)
-    assert filled(tmp_path, "x={{ value }}") == "z='a b'"  # the file is trusted while the folder is the user's alone
-    cache.chmod(0o777)
-    assert filled(tmp_path, "x={{ value }}") == "x='a b'"
+    monkeypatch.setattr(templates._ShellEnvironment, "compile", None)
+    for mode in (0o777, 0o770, 0o702):
+        cache.chmod(mode)
+        with pytest.raises(TypeError, match="not callable"):
+            filled(tmp_path, "x={{ value }}")
     cache.chmod(0o700)
-    os.chown(cache, 12345, -1) if os.geteuid() == 0 else cache.chmod(0o770)
     assert filled(tmp_path, "x={{ value }}") == "x='a b'"
+    if os.geteuid() == 0:
+        os.chown(cache, 12345, -1)
+        with pytest.raises(TypeError, match="not callable"):
+            filled(tmp_path, "x={{ value }}")
 
 
-@pytest.mark.parametrize("damage", [b"", b"j", b"\x00" * 300])
-def test_a_damaged_file_is_replaced(cache: Path, tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_replaced(cache: Path, tmp_path: Path) -> None:
     filled(tmp_path, "x={{ value }}")
     (compiled,) = cache.iterdir()
     whole = compiled.read_bytes()
-    compiled.write_bytes(damage)
-    assert filled(tmp_path, "x={{ value }}") == "x='a b'"
-    assert compiled.read_bytes() == whole
-    for length in range(0, len(whole), 11):
-        compiled.write_bytes(whole[:length])
+    changed = [whole[:at] + b"\xff" + whole[at + 1 :] for at in range(0, len(whole), 61) if whole[at] != 0xFF]
+    truncated = [whole[:length] for length in range(0, len(whole), 61)]
+    for damage in (*truncated, *changed, b"\x00" * len(whole)):
+        compiled.write_bytes(damage)
         assert filled(tmp_path, "x={{ value }}") == "x='a b'"
+        assert compiled.read_bytes() == whole
+
+
+@pytest.mark.parametrize("what", ["templates.py", "context.py", "jinja", "python"])
+def test_an_update_with_the_same_file_times_compiles_anew(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    filled(tmp_path, "x={{ value }}")
+    (compiled,) = cache.iterdir()
+    before = compiled.read_bytes()
+    if what.endswith(".py"):  # wheels give all files the same time
+        module = {"templates.py": templates, "context.py": context}[what]
+        old, new = Path(str(module.__file__)), tmp_path / what
+        new.write_text(old.read_text() + "# changed")
+        os.utime(new, ns=(old.stat().st_mtime_ns,) * 2)
+        monkeypatch.setattr(module, "__file__", str(new))
+    else:
+        changed = {"jinja": ("jinja2.__version__", "0.1"), "python": ("importlib.util.MAGIC_NUMBER", b"other")}
+        monkeypatch.setattr(*changed[what])
+    assert filled(tmp_path, "x={{ value }}") == "x='a b'"
+    assert [file.read_bytes() != before for file in cache.iterdir()] == [True]
+
+
+def test_templates_in_temporary_folders_leave_one_file(cache: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        assert filled(tmp_path / name, "x={{ value }}") == "x='a b'"
+    with pytest.raises(SpecError, match=re.escape(f"{tmp_path / 'b' / 'sbatch.j2'}:2: 'missing' is undefined")):
+        filled(tmp_path / "b", "x\n{{ missing }}")
+    with pytest.raises(SpecError, match=re.escape(f"{tmp_path / 'a' / 'sbatch.j2'}:2: 'missing' is undefined")):
+        filled(tmp_path / "a", "x\n{{ missing }}")
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_template_that_extends_another_follows_its_changes(cache: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base.j2"
+    child = "{% extends 'base.j2' %}{% block inner %}{{ value }}{% endblock %}"
+    for text in ("1", "2", "1"):
+        base.write_text(text + " {% block inner %}{% endblock %}")
+        assert filled(tmp_path, child) == f"{text} 'a b'"
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_processes_share_the_cache(cache: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from hpcaccel.render import templates\n"
+        "own = Path(sys.argv[1])\n"
+        "for number in range(20):\n"
+        "    templates._environment.cache_clear()\n"
+        "    assert templates.fill({'value': 'a b'}, own=own) == sys.argv[2]\n"
+    )
+    started = []
+    for name in ("a", "b", "c"):  # they replace each other's file
+        own = tmp_path / name / "sbatch.j2"
+        own.parent.mkdir()
+        own.write_text(name + "={{ value }}")
+        started.append(subprocess.Popen([sys.executable, "-c", program, str(own), f"{name}='a b'"]))
+    assert [process.wait(timeout=120) for process in started] == [0, 0, 0]
+    assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize("home", ["a file", "full", "relative"])
@@ -79,7 +143,7 @@ def test_templates_render_without_a_cache(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     if home == "full":
-        monkeypatch.setattr("tempfile.NamedTemporaryFile", full)
+        monkeypatch.setattr("hpcaccel.render.template_cache.atomic_write", full)
     assert filled(tmp_path, "x={{ value }}") == "x='a b'"
     assert not (tmp_path / "~nobody-here").exists()
     templates._environment.cache_clear()

@@ -393,7 +393,10 @@ def test_map_of_too_many_items_is_refused(project: Project, monkeypatch: pytest.
         prepare(ItemCall(print, [()]), spec="job.yaml", cluster="slurm", grid=[axis], slurm=project.slurm)
 
 
-def test_grid_parses_its_spec_and_template_once(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_parses_its_spec_and_template_once(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     templates._environment.cache_clear()
     compiled, read = [], []
     compile_, parse = jinja2.Environment.compile, layers.parse_yaml  # type: ignore[attr-defined]
