@@ -49,9 +49,10 @@ def prepare_model(setup: Setup, model: nn.Module, *, place: bool, evaluation_mod
     evaluation_mode = evaluation_mode or offloaded
     _refuse(session, inner, evaluation_mode=evaluation_mode)
     if session.layout.context > 1:
-        from hpcaccel.runtime.parallel.context_parallel import adapt_model
+        from hpcaccel.runtime.parallel.context_parallel import adapt_model, share_random_states
 
         adapt_model(inner.module if isinstance(inner, DistributedDataParallel) else inner)
+        share_random_states(session.group)
     wrapped = inner if _is_wrapped(inner) and not _is_of_another_group(session, inner) else None
     own = inner.module if isinstance(inner, DistributedDataParallel) else inner
     _refit(setup, own, blocks_too=wrapped is None)

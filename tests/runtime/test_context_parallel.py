@@ -88,6 +88,30 @@ def test_length_that_cannot_be_divided_is_an_error_on_every_rank() -> None:
         assert "sequences of 15 tokens cannot be divided over 2 ranks. Pad them to 16 tokens" in output
 
 
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("length", "sequences of 15 tokens cannot be divided over 2 ranks. Pad them to 16 tokens"),
+        ("rows", r"buffers differ: shapes \[\(2, 16\)\] and \[\(3, 16\)\]"),
+        ("values", "with different values. Pass the loader to prepare"),
+    ],
+)
+def test_bad_input_of_one_rank_is_an_error_on_every_rank_of_its_group(bad: str, message: str) -> None:
+    ended = run_ranks("context_of_one_rank.py", [bad], size=2)
+    assert ended.codes == [0, 0], "\n".join(ended.outputs)
+    for output in ended.outputs:
+        assert re.search(message, output)
+
+
+def test_ranks_of_a_group_draw_the_same_random_samples() -> None:
+    ended = run_ranks("context_of_one_rank.py", ["draws"], size=4)
+    assert ended.codes == [0] * 4, "\n".join(ended.outputs)
+    first, second, third, fourth = ended.result()["drawn"]
+    assert first == second
+    assert third == fourth
+    assert first != third
+
+
 def test_first_program_of_the_page_runs_with_the_command_of_the_page(tmp_path: Path) -> None:
     (program, *_) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     (tmp_path / "long.py").write_text(program)
@@ -136,6 +160,12 @@ class Mesh:
 TOKENS = torch.zeros(2, 8)
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in has no ranks to compare buffers with."""
+    monkeypatch.setattr(module, "_from_all", lambda report, group: [report])
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -148,13 +178,14 @@ TOKENS = torch.zeros(2, 8)
         ({"buffers": [TOKENS], "buffer_seq_dims": [1], "no_restore_buffers": {TOKENS[:1]}}, "is not in buffers"),
     ],
 )
+@pytest.mark.usefixtures("alone")
 def test_buffers_that_cannot_be_cut_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(RuntimeMisuse, match=message), context_parallel(Mesh(), **given):  # type: ignore[arg-type]
         pass
 
 
 @pytest.fixture
-def of_torch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def of_torch(monkeypatch: pytest.MonkeyPatch, alone: None) -> list[Any]:
     """torch's context and its choice of a strategy, replaced by stand-ins that record their arguments."""
     from torch.distributed.tensor import experimental
     from torch.distributed.tensor.experimental import _attention

@@ -39,8 +39,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     class UlyssesSPAttentionHF:
         @classmethod
-        def register_with_transformers(cls, **given: Any) -> str:
-            found.append(given)
+        def register_with_transformers(cls, *, disable_in_eval: bool = False, **given: Any) -> str:
+            found.append({**given, "disable_in_eval": disable_in_eval})
             return "groups"
 
     class UlyssesSPDataLoaderAdapter:
@@ -87,6 +87,25 @@ def test_attention_is_replaced_once_and_loaders_are_adapted(calls: list[Any]) ->
     with pytest.raises(RuntimeMisuse, match="forms its groups only once"):
         replace_attention(model, config, samples=3)
     assert len(calls) == 3
+
+
+def test_release_without_disable_in_eval_is_called_without_it(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def register(
+        model_name_or_path: nn.Module,
+        core_attn_implementation: str,
+        sequence_parallel_size: int,
+        micro_batch_size: int,
+        seq_length: int | None = None,
+        seq_length_is_variable: bool = True,
+    ) -> str:
+        return "older groups"
+
+    name = "deepspeed.runtime.sequence_parallel.ulysses_sp"
+    monkeypatch.setattr(sys.modules[name].UlyssesSPAttentionHF, "register_with_transformers", register)
+    model = Reader(_attn_implementation="sdpa")
+    assert replace_attention(model, ParallelismConfig(sp_size=2), samples=3) == "older groups"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ group: each rank reads a batch of its own, and the group trains on all of them, 
 from __future__ import annotations
 
 import atexit
+import inspect
 import weakref
 from importlib import import_module
 from typing import Any
@@ -54,14 +55,17 @@ def replace_attention(model: nn.Module, config: Any, *, samples: int) -> Any:
     _replaced = True
     # DeepSpeed adopts the process group; otherwise deepspeed.initialize() does this, which is too late for its groups.
     import_module("deepspeed").init_distributed(auto_mpi_discovery=False)
-    return attention.register_with_transformers(
+    register = attention.register_with_transformers
+    # An argument that not every release has. HF Trainer evaluates with whole sequences.
+    in_eval = {"disable_in_eval": True} if "disable_in_eval" in inspect.signature(register).parameters else {}
+    return register(
         model_name_or_path=model,
         core_attn_implementation=implementation,
         sequence_parallel_size=config.sp_size,
         micro_batch_size=samples,
         seq_length=handler.sp_seq_length,
         seq_length_is_variable=handler.sp_seq_length_is_variable,
-        disable_in_eval=True,
+        **in_eval,
     )
 
 

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import inspect
 import logging
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed.collectives.gathering import CHECKED_CALLS
 from hpcaccel.runtime.parallel.split_attention import Block, attention_replaced, positions
 from hpcaccel.runtime.parallelism_config import TorchContextParallelConfig
+from hpcaccel.runtime.rng.generators import capture, put_back
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["adapt_model", "context_parallel"]
+    from hpcaccel.runtime.distributed.process_group import RankGroup
+
+__all__ = ["adapt_model", "context_parallel", "share_random_states"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +39,9 @@ _ADAPTED = "_hpcaccel_context_parallel"
 
 _block: Block | None = None
 """The ``with`` block that is running."""
+
+_blocks = 0
+"""Number of blocks of this process so far."""
 
 
 @contextmanager
@@ -52,16 +61,19 @@ def context_parallel(
         strategy: ``allgather`` or ``alltoall``; None stands for the environment's or the default.
 
     Raises:
-        RuntimeMisuse: a buffer cannot be split (see ``_check``), or the blocks are nested.
+        RuntimeMisuse: a buffer cannot be split (see ``_check``), on all ranks of ``mesh``; their buffers differ; or the
+            blocks are nested. On accelerators only the first ``CHECKED_CALLS`` blocks are compared.
     """
-    global _block
+    global _block, _blocks
     given, dims = list(buffers or ()), list(buffer_seq_dims or ())
     kept = [one for one in given if not any(one is other for other in no_restore_buffers or ())]
-    _check(given, dims, no_restore_buffers or set(), mesh.size())
     if _block is not None:
         raise RuntimeMisuse("maybe_context_parallel() inside another maybe_context_parallel(): leave the first one")
     block = Block(mesh.get_group())
     on_cpu = mesh.device_type == "cpu"
+    _blocks += 1
+    with _agreed(given, block.group, compared=on_cpu or _blocks <= CHECKED_CALLS):
+        _check(given, dims, no_restore_buffers or set(), mesh.size())
     division = _divided(given, dims, block, kept) if on_cpu else _divided_by_torch(mesh, strategy, given, dims, kept)
     with division, attention_replaced(block, gathers=on_cpu):
         _block = block
@@ -74,6 +86,52 @@ def context_parallel(
             "maybe_context_parallel(): torch.nn.functional.scaled_dot_product_attention was not called in the block, "
             "so tokens of this rank's part did not attend to those of other ranks. Use this function for attention"
         )
+
+
+@contextmanager
+def _agreed(buffers: list[torch.Tensor], group: dist.ProcessGroup, *, compared: bool) -> Iterator[None]:
+    """Raise the error of the ``with`` block on all ranks of ``group``: the others would wait for this rank's keys.
+
+    Args:
+        compared: whether the ranks exchange their errors, and the shapes and integers of their buffers.
+
+    Raises:
+        RuntimeMisuse: the block has failed on a rank, or the ranks' buffers differ.
+    """
+    own = None
+    try:
+        yield
+    except RuntimeMisuse as error:
+        own = error
+    reports = _from_all((None if own is None else str(own), _described(buffers)), group) if compared else []
+    if own is not None:
+        raise own
+    for rank, (problem, described) in enumerate(reports):
+        if problem is not None:
+            raise RuntimeMisuse(f"rank {dist.get_global_rank(group, rank)}: {problem}")
+        if described != reports[0][1]:
+            first, other = dist.get_global_rank(group, 0), dist.get_global_rank(group, rank)
+            shapes = [[shape for shape, _ in some] for _, some in (reports[0], reports[rank])]
+            raise RuntimeMisuse(
+                f"maybe_context_parallel(): ranks {first} and {other} split the same sequences, but their buffers "
+                f"differ: shapes {shapes[0]} and {shapes[1]}"
+                f"{', with different values' if shapes[0] == shapes[1] else ''}. Pass the loader to prepare(), and "
+                "draw random numbers in the same way on both (set_seed without device_specific)"
+            )
+
+
+def _from_all(report: Any, group: dist.ProcessGroup) -> list[Any]:
+    reports: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(reports, report, group=group)
+    return reports
+
+
+def _described(buffers: list[torch.Tensor]) -> list[tuple[tuple[int, ...], int]]:
+    """Shape and checksum of each buffer. Floating-point numbers may differ in the last bits: they have no checksum."""
+    return [
+        (tuple(one.shape), 0 if one.is_floating_point() else zlib.crc32(one.detach().cpu().numpy().tobytes()))
+        for one in buffers
+    ]
 
 
 def _check(buffers: list[torch.Tensor], dims: list[int], not_restored: set[torch.Tensor], size: int) -> None:
@@ -144,6 +202,17 @@ def _divided_by_torch(
     whole_dims = [dim % buffer.dim() for buffer, dim in zip(buffers, dims, strict=True)]
     with of_torch(mesh, buffers=buffers, buffer_seq_dims=whole_dims, no_restore_buffers=not_restored):
         yield
+
+
+# -- random states
+
+
+def share_random_states(group: RankGroup) -> None:
+    """Give all ranks that work on one batch the random states of their first rank, so that a dataset that draws random
+    numbers in this process returns the same samples on all of them; a collective call of all ranks."""
+    if group.exchange is not None:
+        states = group.exchange.objects_from_all(capture(), what="prepare")
+        put_back(states[group.rank - group.rank % group.ranks_per_batch])
 
 
 # -- models of transformers
