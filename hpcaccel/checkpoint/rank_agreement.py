@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -17,6 +17,20 @@ __all__ = ["CheckpointRanks", "Damaged"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+class Ranks(Protocol):
+    """The ranks of a training, as ``runtime.distributed.process_group.RankGroup`` describes them."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def control(self) -> dist.ProcessGroup | None:
+        """A gloo group."""
 
 
 class CheckpointRanks:
@@ -32,6 +46,11 @@ class CheckpointRanks:
         self.rank = rank
         self.world_size = world_size
         self._group = group
+
+    @classmethod
+    def of(cls, group: Ranks) -> CheckpointRanks:
+        """The ranks of a training."""
+        return cls(rank=group.rank, world_size=group.world_size, group=group.control)
 
     @property
     def is_first(self) -> bool:

@@ -293,7 +293,6 @@ def _unpack_typed(node: dict[str, Any], tensor: Callable[[str], torch.Tensor]) -
     except KeyError:
         raise CheckpointError(
             f"this checkpoint contains a value of type {node[TYPE]!r}, which this version of hpcaccel does not "
-            "support. "
-            "Upgrade hpcaccel"
+            "support. Upgrade hpcaccel"
         ) from None
     return build(node, tensor)

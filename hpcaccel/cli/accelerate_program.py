@@ -15,6 +15,7 @@ COMMANDS = {
     "env": ["env"],
     "estimate": ["estimate-memory"],
     "launch": ["launch"],
+    "merge": ["merge-weights"],  # refused, with what to use instead
     "test": ["test"],
 }
 """The words before the arguments, by module."""

@@ -46,7 +46,7 @@ _SIZE = (
     Flag("tpu", "Train on TPUs.", "switch"),
     Flag("gpu_ids", "GPUs of this machine to use: 'all', or comma-separated indices."),
     Flag("num_cpu_threads_per_process", "OMP_NUM_THREADS of each rank.", "whole"),
-    Flag("enable_cpu_affinity", "Set ACCELERATE_CPU_AFFINITY, which Accelerate's programs read.", "switch"),
+    Flag("enable_cpu_affinity", "Bind each rank to the CPUs near its GPU (NVIDIA, AMD).", "switch"),
 )
 _MACHINES = (
     Flag("machine_rank", "Number of this machine, from 0.", "whole", also=("node_rank",)),

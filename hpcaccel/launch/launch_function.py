@@ -108,8 +108,8 @@ def prepare_simple_launcher_cmd_env(args: argparse.Namespace) -> tuple[list[str]
         plan = plan_launch(arguments, None, os.environ)
         return plan.command, dict(plan.environ)
     env, machines = _environment(values), values.get("num_machines", 1)
-    if machines > 1 and not values.get("main_process_ip"):
-        raise UserError(f"--num-machines {machines}: --main-process-ip ADDRESS of machine 0 is missing")
+    if machines > 1:
+        _require_address(values)
     if machines > 1 or values.get("num_processes", 1) > 1:
         env["MASTER_ADDR"] = values.get("main_process_ip", "127.0.0.1")
         env["MASTER_PORT"] = str(values.get("main_process_port", DEFAULT_PORT))
@@ -124,12 +124,17 @@ def prepare_multi_gpu_env(args: argparse.Namespace) -> dict[str, str]:
     On one machine, the port is a free one unless ``main_process_port`` names one.
 
     Raises:
-        UserError: a value is not valid, ``num_processes`` is missing, or the port of several machines is in use.
+        UserError: a value is not valid, ``num_processes`` is missing, or there are several machines and the address of
+            the first one or this one's rank is missing, or the port is in use.
     """
     values = _values(args)
     machines, ranks, port = values.get("num_machines", 1), values.get("num_processes"), values.get("main_process_port")
     if ranks is None or ranks % machines:
-        raise UserError(f"num_processes={ranks} must be a multiple of num_machines={machines}")
+        raise UserError(
+            f"num_processes={ranks} must be a number of ranks that is a multiple of num_machines={machines}"
+        )
+    if machines > 1:
+        _require_meeting_point(values)
     rank = values.get("machine_rank", 0)
     args.nproc_per_node = str(ranks // machines)
     args.main_process_port = port = port or (free_port() if machines == 1 else DEFAULT_PORT)
@@ -164,6 +169,19 @@ def prepare_deepspeed_cmd_env(args: argparse.Namespace) -> tuple[list[str] | Non
     return None, prepare_multi_gpu_env(args)
 
 
+def _require_address(values: Mapping[str, Any]) -> None:
+    if not values.get("main_process_ip"):
+        raise UserError(f"--num-machines {values['num_machines']}: --main-process-ip ADDRESS of machine 0 is missing")
+
+
+def _require_meeting_point(values: Mapping[str, Any]) -> None:
+    _require_address(values)
+    if "machine_rank" not in values and values.get("rdzv_backend", "static") == "static":
+        raise UserError(
+            f"--num-machines {values['num_machines']}: --machine-rank is missing, this machine's index (0, 1, …)"
+        )
+
+
 def _environment(values: Mapping[str, Any]) -> dict[str, str]:
     off = variables_switched_off(values)
     env = {name: value for name, value in os.environ.items() if name not in off} | program_variables(values)
@@ -192,7 +210,7 @@ def _words(args: argparse.Namespace) -> list[str]:
 
 
 def _script(args: argparse.Namespace) -> list[str]:
-    return [str(args.training_script), *map(str, args.training_script_args or ())]
+    return [str(args.training_script), *map(str, getattr(args, "training_script_args", None) or ())]
 
 
 def _followed(command: Sequence[str]) -> int:
@@ -203,7 +221,7 @@ def _followed(command: Sequence[str]) -> int:
         child = subprocess.Popen(
             command,
             preexec_fn=dying_with_us(signal.SIGTERM),  # which also unblocks the signals
-            start_new_session=True,  # a terminal sends Ctrl-C to this process only
+            start_new_session=in_main,  # a terminal sends Ctrl-C to this process only, which passes it on
         )
         with _passed_on_to(child, before, possible=in_main):
             code = child.wait()
@@ -214,7 +232,8 @@ def _followed(command: Sequence[str]) -> int:
 
 @contextmanager
 def _passed_on_to(child: subprocess.Popen[bytes], mask: set[Any], *, possible: bool) -> Iterator[None]:
-    """Inside the block, signals of this process go to ``child``; only the main thread can receive them.
+    """Inside the block, signals of this process go to ``child``; only the main thread can receive them. Those that are
+    ignored, as SIGHUP under nohup, stay ignored.
 
     Args:
         mask: the signals to block in the block.
@@ -222,7 +241,8 @@ def _passed_on_to(child: subprocess.Popen[bytes], mask: set[Any], *, possible: b
     if not possible:
         yield
         return
-    handlers = {number: signal.signal(number, lambda got, frame: child.send_signal(got)) for number in _PASSED_ON}
+    taken = [number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN]
+    handlers = {number: signal.signal(number, lambda got, frame: child.send_signal(got)) for number in taken}
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         yield

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from multiprocessing import popen_fork, util
+from multiprocessing import popen_fork, process, util
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -165,6 +165,8 @@ def _terminate_reliably(popen: popen_fork.Popen) -> None:
     """Replaces ``Popen.terminate`` for all start methods: sends SIGTERM if the child will obey it, else SIGKILL."""
     assert _shield is not None
     if popen.returncode is None:
+        if not _is_there(popen):
+            return
         if popen.method == "fork" and popen.pid not in _shield.earlier:
             if not _shield.marks[popen.pid]:
                 popen.kill()
@@ -192,7 +194,7 @@ def _wait_reliably(popen: popen_fork.Popen, timeout: float | None = None) -> int
         return _wait(popen, timeout)
     give_up = None if timeout is None else time.monotonic() + timeout
     pause = 0.001
-    while (code := popen.poll()) is None:
+    while (code := popen.poll()) is None and _is_there(popen):
         left = pause if give_up is None else give_up - time.monotonic()
         if left <= 0:
             break
@@ -218,12 +220,27 @@ def _end_children() -> None:
     if threading.current_thread() is threading.main_thread():
         # torch's handler would raise an error for each worker that a signal ends.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    children = [child for child in multiprocessing.active_children() if child.daemon]
+    active: list[Any] = [child for child in multiprocessing.active_children() if child.daemon]
+    children = [child for child in active if _is_there(child._popen)]
+    # Python would send SIGTERM to the pids of the others.
+    process._children.difference_update(set(active).difference(children))  # type: ignore[attr-defined]
     for child in children:
         ignores = child.pid is not None and _has_signal(child.pid, signal.SIGTERM, "SigBlk:", "SigIgn:")
         child.kill() if ignores else child.terminate()
     give_up = time.monotonic() + PATIENCE_SECONDS
     for child in children:
         child.join(max(0.0, give_up - time.monotonic()))
-        if child.is_alive():
+        if child.is_alive() and _is_there(child._popen):
             child.kill()
+
+
+def _is_there(popen: popen_fork.Popen) -> bool:
+    """Whether the pid still is the child's. If something other than multiprocessing has waited for the child, such as
+    ``os.wait()`` of the script, multiprocessing considers it alive, and its pid may be another process's."""
+    if popen.method == "forkserver":  # the server waits for it, and reports its end
+        return popen.poll() is None
+    try:
+        os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -130,10 +130,6 @@ from hpcaccel.runtime.compat.fsdp_checkpoint import load_fsdp_optimizer as load_
 from hpcaccel.runtime.compat.fsdp_checkpoint import merge_fsdp_weights as merge_fsdp_weights
 from hpcaccel.runtime.compat.fsdp_checkpoint import save_fsdp_model as save_fsdp_model
 from hpcaccel.runtime.compat.fsdp_checkpoint import save_fsdp_optimizer as save_fsdp_optimizer
-from hpcaccel.runtime.compat.gpu_affinity import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
-from hpcaccel.runtime.compat.gpu_affinity import get_gpu_info as get_gpu_info
-from hpcaccel.runtime.compat.gpu_affinity import override_numa_affinity as override_numa_affinity
-from hpcaccel.runtime.compat.gpu_affinity import set_numa_affinity as set_numa_affinity
 from hpcaccel.runtime.compat.import_paths import find_in_utils as __getattr__  # noqa: F401
 from hpcaccel.runtime.compat.introspection import calculate_maximum_sizes as calculate_maximum_sizes
 from hpcaccel.runtime.compat.introspection import compute_module_sizes as compute_module_sizes
@@ -207,6 +203,10 @@ from hpcaccel.runtime.distributed.collectives.padding import (
     CannotPadNestedTensorWarning as CannotPadNestedTensorWarning,
 )
 from hpcaccel.runtime.distributed.collectives.padding import pad_input_tensors as pad_input_tensors
+from hpcaccel.runtime.distributed.gpu_affinity import check_cuda_p2p_ib_support as check_cuda_p2p_ib_support
+from hpcaccel.runtime.distributed.gpu_affinity import get_gpu_info as get_gpu_info
+from hpcaccel.runtime.distributed.gpu_affinity import override_numa_affinity as override_numa_affinity
+from hpcaccel.runtime.distributed.gpu_affinity import set_numa_affinity as set_numa_affinity
 from hpcaccel.runtime.enums import ComputeEnvironment as ComputeEnvironment
 from hpcaccel.runtime.enums import CustomDtype as CustomDtype
 from hpcaccel.runtime.enums import DDPCommunicationHookType as DDPCommunicationHookType

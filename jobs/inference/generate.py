@@ -15,7 +15,7 @@ import hpcaccel
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", required=True, help="name or directory")
-parser.add_argument("--prompts", type=Path, required=True)
+parser.add_argument("--prompts", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
 parser.add_argument("--output", type=Path, required=True)
 parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--max-new-tokens", type=int, default=128)

@@ -14,7 +14,7 @@ import hpcaccel
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--model", required=True, help="name or directory")
-parser.add_argument("--prompts", type=Path, required=True)
+parser.add_argument("--prompts", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
 parser.add_argument("--output", type=Path, required=True)
 parser.add_argument("--length", type=int, default=256, help="tokens: longer prompts are cut, shorter ones padded")
 parser.add_argument("--chunk-rows", type=int, default=4, help="prompts that a rank computes at a time")

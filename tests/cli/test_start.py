@@ -104,3 +104,24 @@ def test_a_command_imports_no_other_commands_module(shell, spec):
     loaded = modules_after(shell, "render", "job.yaml")
     assert "hpcaccel.cli.spec" in loaded
     assert not {"hpcaccel.cli.sweep", "hpcaccel.cli.launch", "hpcaccel.cli.runs"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "Usage: hpcaccel [OPTIONS] COMMAND"),
+        (["-h"], 0, "Usage: hpcaccel [OPTIONS] COMMAND"),
+        (["--help", "submit"], 0, "Usage: hpcaccel [OPTIONS] COMMAND"),
+        (["--version", "submit"], 0, f"hpcaccel {hpcaccel.__version__}"),
+        (["help"], 2, "No such command 'help'"),
+        (["--hlep"], 2, "No such option"),
+        (["--hlep", "submit"], 2, "No such option"),
+        (["--", "render", "absent.yaml"], 2, "absent.yaml: no such file"),
+        (["cluster"], 2, "Usage: hpcaccel cluster [OPTIONS] COMMAND"),
+        (["cluster", "chekc"], 2, "No such command 'chekc'"),
+        (["list_"], 2, "No such command 'list_'"),
+    ],
+)
+def test_what_is_not_a_command_first(shell, words, code, said):
+    result = shell(*words)
+    assert (result.returncode, said in result.stdout + result.stderr) == (code, True)

@@ -36,6 +36,7 @@ try:
 except subprocess.CalledProcessError as error:
     print("failed with", error.returncode)
 """
+SEVERAL = "--num_processes 2 --num_machines 2"
 SHOW = "import json, os, sys\nprint(json.dumps([sys.argv[1:], os.environ.get('ACCELERATE_MIXED_PRECISION')]))\n"
 
 
@@ -94,11 +95,26 @@ def test_failure_is_an_exception_with_the_exit_code(launcher: Launcher) -> None:
     assert "--cpu and --multi-gpu exclude each other" in wrong.stderr
 
 
-def test_signals_reach_the_script(launcher: Launcher) -> None:
-    script = "import signal, sys, time\nfrom pathlib import Path\n"
-    script += "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nPath('ready').touch()\ntime.sleep(60)\n"
-    launcher.write("wait.py", script)
-    launcher.write("function.py", FUNCTION)
+def test_namespace_may_have_the_script_only(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("t.py").write_text("import sys; print(sys.argv[1:])")
+    launch_command(argparse.Namespace(training_script="t.py", cpu=True))
+    assert capfd.readouterr().out == "[]\n"
+
+
+WAIT = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+signal.signal(signal.SIGHUP, lambda *_: sys.exit(8))
+Path("ready").touch()
+time.sleep(60)
+"""
+
+
+def waiting(launcher: Launcher, program: str) -> subprocess.Popen[str]:
+    """A process that runs ``program`` with a script that waits for a signal."""
+    launcher.write("wait.py", WAIT)
+    launcher.write("function.py", program)
     process = subprocess.Popen(
         [sys.executable, "function.py", "--cpu", "wait.py"],
         cwd=launcher.folder, env=launcher.env, stdout=subprocess.PIPE, text=True,
@@ -108,6 +124,19 @@ def test_signals_reach_the_script(launcher: Launcher) -> None:
     while not (launcher.folder / "ready").exists():
         assert time.monotonic() < end
         time.sleep(0.05)
+    return process
+
+
+def test_signals_reach_the_script(launcher: Launcher) -> None:
+    process = waiting(launcher, FUNCTION)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[0] == "failed with 7\n"
+
+
+def test_ignored_signals_stay_ignored(launcher: Launcher) -> None:
+    process = waiting(launcher, f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{FUNCTION}")
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60)[0] == "failed with 7\n"
 
@@ -139,6 +168,16 @@ def test_modules_can_be_started(launcher: Launcher, module: str, words: tuple[st
     assert expected in done.stdout + done.stderr
 
 
+@pytest.mark.torch
+def test_module_of_a_missing_command_names_the_replacement(launcher: Launcher) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcaccel.commands.merge", "src", "dst"],
+        cwd=launcher.folder, env=launcher.env, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "hpcaccel checkpoint convert SRC DST --to safetensors" in done.stderr
+
+
 # -- commands and environments -----------------------------------------------------------------------------------------
 
 
@@ -165,12 +204,16 @@ def test_command_and_environment_of_a_single_process() -> None:
     assert (env["ACCELERATE_USE_CPU"], env["MASTER_ADDR"], env["MASTER_PORT"]) == ("true", "127.0.0.1", "29500")
 
 
-def test_several_machines_need_an_address() -> None:
-    line = "--num_machines 2 --num_processes 2 --main_process_port 7 t.py"
+def test_several_machines_need_an_address_and_a_rank() -> None:
+    line = f"{SEVERAL} --main_process_port 7 t.py"
     with pytest.raises(UserError, match="--main-process-ip ADDRESS of machine 0 is missing"):
         prepare_simple_launcher_cmd_env(parsed(line))
     _, env = prepare_simple_launcher_cmd_env(parsed(f"--main_process_ip n1 {line}"))
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("n1", "7")
+    with pytest.raises(UserError, match="--main-process-ip ADDRESS of machine 0 is missing"):
+        prepare_multi_gpu_env(parsed(f"--machine_rank 1 {line}"))
+    with pytest.raises(UserError, match="--machine-rank is missing"):
+        prepare_multi_gpu_env(parsed(f"--main_process_ip n1 {line}"))
 
 
 def test_environment_of_several_ranks_and_torchruns_options() -> None:
@@ -214,7 +257,9 @@ def test_port_in_use() -> None:
             prepare_multi_gpu_env(args)
         assert args.standalone
         with pytest.raises(UserError, match=f"port {port} is in use"):
-            prepare_multi_gpu_env(parsed(f"--num_processes 2 --num_machines 2 --main_process_port {port} t.py"))
+            prepare_multi_gpu_env(
+                parsed(f"{SEVERAL} --machine_rank 0 --main_process_ip n0 --main_process_port {port} t.py")
+            )
 
 
 @pytest.mark.parametrize("values", [{}, {"num_processes": 3, "num_machines": 2}])

@@ -86,6 +86,36 @@ def test_subprocess_of_a_child_is_ended_by_sigterm() -> None:
     assert run_parent("with_program") == (0, ["-15", "ready"])
 
 
+STRANGER = """
+import multiprocessing, os, subprocess, time
+from hpcaccel.runtime import child_signals
+
+child_signals.{install}
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0,), daemon=True)
+child.start()
+os.waitpid(child.pid, 0)  # as a script does that waits for its children itself
+found = subprocess.run(["sh", "-c", "sleep 60 >&- 2>&- & echo $!"], stdout=subprocess.PIPE, check=True)
+child._popen.pid = int(found.stdout)  # the pid is used again
+print(int(found.stdout), flush=True)
+child.terminate() if {terminates} else None
+child.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("install", "terminates"), [("end_children_at_exit()", False), ("shield_children(None)", True)]
+)
+def test_process_that_has_got_the_pid_of_an_ended_child_is_not_signalled(install: str, terminates: bool) -> None:
+    program = STRANGER.format(install=install, terminates=terminates)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        check=True, timeout=TIMEOUT_SECONDS,
+    )  # fmt: skip
+    state = Path(f"/proc/{int(ended.stdout)}/stat").read_text().rpartition(")")[2].split()[0]
+    os.kill(int(ended.stdout), signal.SIGKILL)
+    assert state == "S"  # it sleeps, and is no zombie
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(("thread", "stop"), [("main", "signals"), ("thread", "cooperative")])
 def test_program_that_handles_no_signals_ends_despite_persistent_workers(

@@ -102,6 +102,9 @@ def test_older_files_and_unquoted_no(tmp_path: Path, text: str, expected: dict[s
         ("num_processes: 2", "has no distributed_type"),
         ("distributed_type: 'NO'\nnum_procesess: 2", "unknown keys: num_procesess"),
         ("distributed_type: 'NO'\ncompute_environment: AMAZON_SAGEMAKER", "SageMaker"),
+        ("distributed_type: FOO", r"own.yaml: distributed_type 'FOO' is not valid \(allowed: .*MULTI_GPU"),
+        ("distributed_type: 'NO'\ncompute_environment: X", "compute_environment 'X' is not valid"),
+        ("distributed_type: [", "own.yaml is not valid YAML: "),
     ],
 )
 def test_wrong_file_is_an_error(tmp_path: Path, text: str, said: str) -> None:
@@ -111,6 +114,14 @@ def test_wrong_file_is_an_error(tmp_path: Path, text: str, said: str) -> None:
         load_config_from_file(str(path))
     with pytest.raises(RuntimeMisuse, match="No such file"):
         load_config_from_file(str(tmp_path / "absent.yaml"))
+
+
+@pytest.mark.parametrize(("content", "said"), [(b"{", "own.json is not valid JSON"), (b"\xff", "own.json: .*decode")])
+def test_damaged_file_is_an_error(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "own.json"
+    path.write_bytes(content)
+    with pytest.raises(RuntimeMisuse, match=said):
+        load_config_from_file(str(path))
 
 
 def test_default_file_is_in_accelerates_folder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.runtime.distributed import process_group, rank_env
+from hpcaccel.runtime.distributed.world import World
 from hpcaccel.utils import check_cuda_p2p_ib_support, get_gpu_info, set_numa_affinity
 from hpcaccel.utils.environment import override_numa_affinity
 
@@ -110,7 +113,7 @@ def test_index_without_a_gpu_is_an_error(system: Path) -> None:
 
 def test_verbose_binding_is_logged(system: Path, binding: set[int], caplog: pytest.LogCaptureFixture) -> None:
     near(system, "17", str(min(binding)))
-    caplog.set_level("INFO", "hpcaccel.runtime.compat.gpu_affinity")
+    caplog.set_level("INFO", "hpcaccel.runtime.distributed.gpu_affinity")
     override_numa_affinity(0, system=system)
     assert not caplog.messages
     override_numa_affinity(0, verbose=True, system=system)
@@ -124,3 +127,20 @@ def test_binding_is_set_once_for_an_index(monkeypatch: pytest.MonkeyPatch) -> No
     set_numa_affinity(0)
     set_numa_affinity(0)
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("variable", "bound"), [("1", [3]), ("0", []), (None, [])])
+def test_ranks_are_bound_if_the_variable_is_set(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, bound: list[int]
+) -> None:
+    calls: list[int] = []
+    monkeypatch.delenv("ACCELERATE_CPU_AFFINITY", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("ACCELERATE_CPU_AFFINITY", variable)
+    monkeypatch.setattr("hpcaccel.runtime.distributed.world.set_numa_affinity", calls.append)
+    monkeypatch.setattr(process_group, "known_environment", lambda: rank_env.ALONE)
+    monkeypatch.setattr(process_group, "choose_device", lambda env, *, cpu: torch.device("cuda", 3))
+    monkeypatch.setattr(process_group, "join", lambda *args, **options: None)
+    monkeypatch.setattr(World, "_generations", 0)
+    World(cpu=False, backend=None, init_method=None, timeout=timedelta(seconds=1))
+    assert calls == bound

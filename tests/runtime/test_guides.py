@@ -60,7 +60,7 @@ def test_member_of_the_guides_is_in_the_table_of_its_class(kind: str, member: st
 def home(name: str) -> Any:
     for page in (HOMES.get(name, "hpcaccel"), "hpcaccel", "hpcaccel.utils"):
         module = import_module(page)
-        if name in getattr(module, "__all__", ()):
+        if name in getattr(module, "__all__", vars(module)):
             return getattr(module, name)
     raise AssertionError(f"{name} is exported neither by hpcaccel nor by hpcaccel.utils")
 

@@ -66,5 +66,5 @@ def test_program_that_saves_by_itself_is_refused(tmp_path: Path) -> None:
     wait_until(lambda: scenario.status()["state"] == "running", "the run starts")
     refused = scenario.cli("save", scenario.dir.run_id, check=False)
     assert refused.returncode == 2
-    assert "saves by itself" in refused.stderr
+    assert "its program decides when to save" in refused.stderr
     scenario.cli("cancel", scenario.dir.run_id)

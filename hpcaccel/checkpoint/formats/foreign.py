@@ -23,7 +23,7 @@ from hpcaccel.checkpoint_files.verify import weight_files
 from hpcaccel.checkpoint_files.weight_files import SAFE, TORCH, SafeTensor, read_head, read_index
 from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["open_dcp", "open_files", "read_chunk", "read_value"]
+__all__ = ["open_dcp", "open_files", "read_chunk", "read_value", "restricted"]
 
 
 def open_files(path: Path, part: str | None) -> WeightSource:
@@ -109,7 +109,7 @@ def _load(file: Path) -> Mapping[Any, Any]:
     zipped = is_archive(file)
     if zipped and (problem := archive_problem(file)) is not None:
         raise Damaged(f"{file} is damaged: {problem}")
-    found = _restricted(file, lambda: torch.load(file, map_location="cpu", weights_only=True, mmap=zipped))
+    found = restricted(file, lambda: torch.load(file, map_location="cpu", weights_only=True, mmap=zipped))
     if not isinstance(found, Mapping):
         raise CheckpointError(
             f"{file} contains a {type(found).__name__}; model weights must be a dict of tensors by name"
@@ -117,7 +117,12 @@ def _load(file: Path) -> Mapping[Any, Any]:
     return found
 
 
-def _restricted(file: Path, load: Callable[[], Any]) -> Any:
+def restricted(file: Path, load: Callable[[], Any]) -> Any:
+    """The result of ``load``, which reads ``file`` with torch's restricted loader.
+
+    Raises:
+        CheckpointError: the file is damaged, or contains objects of other types.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about pickle protocols; errors are still raised
@@ -125,10 +130,18 @@ def _restricted(file: Path, load: Callable[[], Any]) -> Any:
     except OSError:
         raise
     except Exception as error:  # a file of another kind may raise any error
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{file} cannot be read as tensors and plain values; loading other types would run code: {first}"
+            f"{file} cannot be read as tensors and plain values; loading other types could run code: {_reason(error)}"
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The cause in an error of torch's loader, whose message begins with advice for callers of ``torch.load``."""
+    text = str(error).strip() or type(error).__name__
+    cause = text.partition("WeightsUnpickler error: ")[2].strip()
+    if not cause and text.startswith("Weights only load failed"):
+        cause = text.partition("\n\n")[2].strip()
+    return (cause or text).splitlines()[0].partition(". Please use")[0].removesuffix(".")
 
 
 def _from_values(kind: str, values: dict[str, Any]) -> WeightSource:
@@ -243,4 +256,4 @@ def _read_archive(found: Dcp, key: str, at: tuple[int, ...] | None) -> Any:
     with file.open("rb") as opened:
         opened.seek(place.offset)
         data = io.BytesIO(opened.read(place.length))
-    return _restricted(file, lambda: torch.load(data, map_location="cpu", weights_only=True))
+    return restricted(file, lambda: torch.load(data, map_location="cpu", weights_only=True))

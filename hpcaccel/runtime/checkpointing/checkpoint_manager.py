@@ -194,7 +194,7 @@ class CheckpointManager:
             return frozenset()
         # Save hooks wrote into the checkpoint, or into the directory that the script passed.
         directory = given if given is not None and not commit.has_adopted(path) else path
-        ranks = CheckpointRanks(rank=self._group.rank, world_size=self._group.world_size, group=self._group.control)
+        ranks = CheckpointRanks.of(self._group)
         return ranks.run(
             f"the script's load hooks failed for {directory}",
             lambda: self._prepared.run_load_hooks(str(directory)),

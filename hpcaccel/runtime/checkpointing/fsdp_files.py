@@ -7,8 +7,8 @@ which every rank writes its shards. ``FULL_STATE_DICT`` is one ``torch.save`` fi
 
 from __future__ import annotations
 
+import glob
 import os
-import pickle
 import shutil
 import warnings
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from hpcaccel.checkpoint.formats import ConvertRequest, convert
+from hpcaccel.checkpoint.formats.foreign import restricted
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint_files.dcp_reader import METADATA, is_dcp
 from hpcaccel.checkpoint_files.weight_files import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
@@ -75,10 +76,17 @@ class FsdpFiles:
         self._kind = kind
         self._use_dcp = use_dcp
         self._group = World.current().group
-        self._ranks = _ranks(self._group)
+        self._ranks = CheckpointRanks.of(self._group)
 
     def _of_rank(self) -> Path:
         return self._directory / f"{self._numbered}_rank{self._group.rank}.bin"
+
+    def _remove_rank_files(self) -> None:
+        """Remove the files of an earlier save, so that no rank finds shards of it beside new ones."""
+        make_folder(self._directory)
+        for old in self._directory.glob(f"{glob.escape(self._numbered)}_rank*.bin"):
+            old.unlink()
+        fsync_directory(self._directory)
 
     def save(self, key: str, content: dict[str, Any], settings: Settings) -> None:
         """Write a nested state dict, in a DCP directory under ``key``. All ranks call this.
@@ -93,6 +101,7 @@ class FsdpFiles:
             self._ranks.first(f"{self._full} cannot be written", lambda: _write(self._full, whole))
         elif not self._use_dcp:
             path = self._of_rank()
+            self._ranks.first(f"{path} cannot be written", self._remove_rank_files)
             self._ranks.run(f"{path} cannot be written", lambda: _write(path, content))
         else:
             target = self._directory / self._numbered
@@ -119,10 +128,6 @@ class FsdpFiles:
         return self._ranks.run("the checkpoint cannot be loaded", lambda: _open_dcp(path))
 
 
-def _ranks(group: RankGroup) -> CheckpointRanks:
-    return CheckpointRanks(rank=group.rank, world_size=group.world_size, group=group.control)
-
-
 def _write(path: Path, value: Any) -> None:
     make_folder(path.parent)
     with replacing(path) as temporary:
@@ -132,11 +137,7 @@ def _write(path: Path, value: Any) -> None:
 def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{path} cannot be read as tensors and plain values: {first}") from error
+    found = restricted(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} contains a {type(found).__name__} instead of a state dict")
     return found
@@ -146,6 +147,7 @@ def _empty(target: Path) -> None:
     """Create the directory. An earlier checkpoint in it ends here, because its data files are overwritten."""
     make_folder(target)
     (target / METADATA).unlink(missing_ok=True)
+    fsync_directory(target)  # no crash may leave the metadata without its data
     for old in target.glob("__*.distcp"):
         old.unlink()
 
@@ -196,7 +198,7 @@ def merge(source: Path, target: Path, *, safe: bool, remove: bool) -> None:
             shutil.rmtree(source)
 
     group = World.current().group
-    _ranks(group).first("the weights cannot be merged", work)
+    CheckpointRanks.of(group).first("the weights cannot be merged", work)
 
 
 def _merge(source: Path, target: Path, *, safe: bool) -> None:

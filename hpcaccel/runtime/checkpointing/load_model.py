@@ -39,15 +39,11 @@ def load_state_dict(checkpoint_file: str | os.PathLike[str], device_map: Any = N
     places = {name: device for name, device in (device_map or {}).items() if device != "disk"}
     if path.suffix == ".safetensors":
         return _load_safetensors(path, places)
-    import pickle
+    from hpcaccel.checkpoint.formats.foreign import restricted
 
-    try:
-        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise CheckpointError(
-            f"cannot load weights from {path}: {error}. Files that contain anything but tensors and plain values are "
-            "not loaded, because loading them could run code"
-        ) from error
+    found = restricted(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} contains a {type(found).__name__}; weights must be a dict of tensors by name")
     return {
         name: value.to(_device_of(name, places)) if isinstance(value, torch.Tensor) else value
         for name, value in found.items()

@@ -105,7 +105,7 @@ def _together(group: RankGroup) -> Any:
     would wait in the next gather."""
     from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 
-    ranks = CheckpointRanks(rank=group.rank, world_size=group.world_size, group=group.control)
+    ranks = CheckpointRanks.of(group)
     return lambda work: ranks.first("the model cannot be saved", work)
 
 

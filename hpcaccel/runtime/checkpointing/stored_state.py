@@ -21,7 +21,7 @@ from hpcaccel.runtime.checkpointing.load_model import copy_part
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 from hpcaccel.runtime.distributed.process_group import RankGroup
 
-__all__ = ["DcpState", "MainState", "RankState", "StoredState", "Way", "flat", "nested"]
+__all__ = ["DcpState", "MainState", "RankState", "StoredState", "Way", "flat", "nested", "put_together"]
 
 Way = tuple[str, ...]
 
@@ -165,23 +165,23 @@ def _walk(way: Way, value: Any) -> Iterator[tuple[Way, Any]]:
 
 
 def nested(stored: StoredState) -> dict[str, Any]:
-    """The whole state dict, with all tensors in CPU memory. Dicts whose keys are 0, 1, … become lists."""
-    found: dict[str, Any] = {}
+    """The whole state dict, with all tensors in CPU memory."""
+    found = stored.values()
     for way, (shape, dtype) in stored.tensors.items():
-        tensor = torch.empty(shape, dtype=dtype)
-        stored.fill(way, tensor)
-        _put(found, way, tensor)
-    for way, value in stored.values().items():
-        _put(found, way, value)
-    result = _with_lists(found)
-    assert isinstance(result, dict)
-    return result
+        found[way] = torch.empty(shape, dtype=dtype)
+        stored.fill(way, found[way])
+    return put_together(found)
 
 
-def _put(found: dict[str, Any], way: Way, value: Any) -> None:
-    for key in way[:-1]:
-        found = found.setdefault(key, {})
-    found[way[-1]] = value
+def put_together(values: Mapping[Way, Any]) -> dict[str, Any]:
+    """The nested dict of values by key path. Inner dicts whose keys are 0, 1, … become lists."""
+    found: dict[str, Any] = {}
+    for (*parents, last), value in values.items():
+        inner = found
+        for key in parents:
+            inner = inner.setdefault(key, {})
+        inner[last] = value
+    return {key: _with_lists(value) for key, value in found.items()}
 
 
 def _with_lists(value: Any) -> Any:

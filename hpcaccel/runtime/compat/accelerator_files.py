@@ -1,7 +1,8 @@
 """Accelerate's files of a training that is not sharded: ``save_accelerator_state`` and related functions.
 
 The directory has a file for each object, such as ``model.safetensors``, ``optimizer.bin`` and ``random_states_0.pkl``.
-Files are read with torch's restricted loader, which runs no code from them. ``Accelerator.save_state`` writes
+Files are read with torch's restricted loader, which runs no code from them. A save first removes the files of an
+earlier one, and writes the models last: a directory with a model is complete. ``Accelerator.save_state`` writes
 hpcaccel's own checkpoints instead, which are committed at once and have checksums.
 """
 
@@ -9,8 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
-import random
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,15 +19,17 @@ from typing import Any
 import torch
 
 from hpcaccel.checkpoint_files.weight_files import MODEL_NAME, SAFE_MODEL_NAME
-from hpcaccel.core.durable_files import make_folder
+from hpcaccel.core.durable_files import fsync_directory, make_folder
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
-from hpcaccel.runtime.checkpointing.export_model import holds_shards, replacing
+from hpcaccel.runtime.checkpointing.export_model import holds_shards, meet_for_shards, replacing
 from hpcaccel.runtime.checkpointing.load_model import load_state_dict, load_values
+from hpcaccel.runtime.compat.generator_states import generator_states, restore_generators
 from hpcaccel.runtime.compat.introspection import get_pretty_name
-from hpcaccel.runtime.compat.standalone import load, save
+from hpcaccel.runtime.compat.standalone import save
 from hpcaccel.runtime.data.loader import PreparedLoader
-from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.distributed.world import World
+from hpcaccel.runtime.settings import Settings
+from hpcaccel.runtime.training_session import TrainingSession
 
 __all__ = [
     "OPTIMIZER_NAME",
@@ -38,6 +40,7 @@ __all__ = [
     "SCHEDULER_NAME",
     "load_accelerator_state",
     "load_custom_state",
+    "patience",
     "save_accelerator_state",
     "save_custom_state",
 ]
@@ -49,6 +52,15 @@ SCALER_NAME = "scaler.pt"
 RNG_STATE_NAME = "random_states"
 PROFILE_PATTERN_NAME = "profile_{suffix}.json"
 _LOADER_NAME = "dl_state_dict"
+_KINDS = (
+    r"(model(_\d+)?\.safetensors|pytorch_model(_\d+)?\.bin)",
+    r"optimizer(_\d+)?\.bin",
+    r"scheduler(_\d+)?\.bin",
+    r"(dl_state_dict|sampler)(_\d+)?\.bin",
+    r"scaler\.pt",
+)
+"""Names of the files of models, optimizers, schedulers, loaders, and the gradient scaler."""
+_GENERATORS = r"random_states_\d+\.pkl"
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +78,8 @@ def save_accelerator_state(
     safe_serialization: bool = True,
 ) -> Path:
     """Write states to Accelerate's files in ``output_dir``. All ranks call this: rank 0 writes all files but those of
-    the random generators, which each rank writes.
+    the random generators, which each rank writes. Files of an earlier save are removed first, of the same kinds of
+    objects: without models and optimizers in the call, those that ``save_fsdp_model`` has written are kept.
 
     Args:
         model_states: the models' state dicts.
@@ -81,20 +94,24 @@ def save_accelerator_state(
         ``output_dir``.
 
     Raises:
-        RuntimeMisuse: an optimizer is sharded.
+        RuntimeMisuse: an optimizer is sharded; some ranks did not call this.
+        CheckpointError: on all ranks, if earlier files cannot be removed, or a file of random generators not written.
     """
     folder = Path(output_dir)
-    make_folder(folder)
-    stem, suffix = (SAFE_MODEL_NAME, "safetensors") if safe_serialization else (MODEL_NAME, "bin")
-    for number, state in enumerate(model_states):
-        save(state, folder / _name(stem, number, suffix), save_on_each_node, safe_serialization)
-    for number, optimizer in enumerate(optimizers):
-        state = optimizer.state_dict()
+    states = [optimizer.state_dict() for optimizer in optimizers]
+    for number, state in enumerate(states):
         if holds_shards(state):
             raise RuntimeMisuse(
                 f"save_accelerator_state(): optimizer {number} is sharded. Save it with save_fsdp_optimizer(), and its "
                 "model with save_fsdp_model()"
             )
+    given = (model_states, optimizers, schedulers, dataloaders, [] if scaler is None else [scaler])
+    # Models first: without its model, a directory is not loaded.
+    kinds = [*(kind for kind, objects in zip(_KINDS, given, strict=True) if objects), _GENERATORS]
+    group = World.current().group
+    removes = group.env.local_rank == 0 if save_on_each_node else group.is_main
+    _begin(folder, kinds if removes else (), _rng_file(folder, process_index), step)
+    for number, state in enumerate(states):
         save(state, folder / _name(OPTIMIZER_NAME, number), save_on_each_node)
     for number, scheduler in enumerate(schedulers):
         save(scheduler.state_dict(), folder / _name(SCHEDULER_NAME, number), save_on_each_node)
@@ -103,8 +120,10 @@ def save_accelerator_state(
             save(loader.state_dict(), folder / _name(_LOADER_NAME, number), save_on_each_node)
     if scaler is not None:
         save(scaler.state_dict(), folder / SCALER_NAME, save_on_each_node)
-    with replacing(_rng_file(folder, process_index)) as temporary:
-        torch.save({"step": step, **_generators()}, temporary)
+    stem, suffix = (SAFE_MODEL_NAME, "safetensors") if safe_serialization else (MODEL_NAME, "bin")
+    # The first model's file is the last one, because it is read first.
+    for number, state in reversed(list(enumerate(model_states))):
+        save(state, folder / _name(stem, number, suffix), save_on_each_node, safe_serialization)
     return folder
 
 
@@ -164,7 +183,7 @@ def load_accelerator_state(
         log.info("%s does not exist: the random generators keep their state", path)
         return {}
     states = _read(path, None, {})
-    _restore_generators(path, states)
+    restore_generators(path, states)
     return {"step": states["step"]} if "step" in states else {}
 
 
@@ -187,8 +206,41 @@ def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) ->
     obj.load_state_dict(_read(file, torch.device("cpu"), {}))
 
 
+def patience() -> Settings:
+    """The settings that say how long ranks wait for each other in a call."""
+    session = TrainingSession.existing()
+    return Settings() if session is None else session.settings
+
+
 def _name(stem: str, number: int, suffix: str = "bin") -> str:
     return f"{stem}.{suffix}" if number == 0 else f"{stem}_{number}.{suffix}"
+
+
+def _begin(folder: Path, kinds: Sequence[str], generators: Path, step: int) -> None:
+    """Remove the files of an earlier save, on all ranks, and then write this rank's file of random generators."""
+    from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+
+    group = World.current().group
+    meet_for_shards(group, patience(), "save_accelerator_state()")
+    ranks = CheckpointRanks.of(group)
+    ranks.run(f"{folder} cannot be prepared", lambda: _prepare(folder, kinds))
+    ranks.run(f"{generators} cannot be written", lambda: _write_generators(generators, step))
+
+
+def _prepare(folder: Path, kinds: Sequence[str]) -> None:
+    """Create the directory, and remove the files of an earlier save whose names match one of ``kinds``, in order."""
+    make_folder(folder)
+    names = [path.name for path in folder.iterdir()]
+    for kind in kinds:
+        for name in names:
+            if re.fullmatch(kind, name):
+                (folder / name).unlink()
+    fsync_directory(folder)
+
+
+def _write_generators(path: Path, step: int) -> None:
+    with replacing(path) as temporary:
+        torch.save({"step": step, **generator_states()}, temporary)
 
 
 def _custom_file(path: str | os.PathLike[str], index: int) -> Path:
@@ -202,14 +254,15 @@ def _rng_file(folder: Path, process_index: int) -> Path:
 def _read(path: Path, where: torch.device | None, options: Mapping[str, Any]) -> Any:
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
+    from hpcaccel.checkpoint.formats.foreign import restricted
+
+    options = {"weights_only": True, **options}
     try:
         with _numpy_arrays():
-            return load(path, map_location=where, **options)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return restricted(path, lambda: torch.load(path, map_location=where, **options))
+    except CheckpointError as error:
         raise CheckpointError(
-            f"{path} cannot be read as tensors, numpy arrays and plain values: {first}. If you trust the file, allow "
-            "the classes in it with torch.serialization.add_safe_globals"
+            f"{error}. If you trust the file, allow the classes in it with torch.serialization.add_safe_globals"
         ) from error
 
 
@@ -240,33 +293,3 @@ def _load_position(loader: Any, path: Path, state: Any) -> None:
             "Delete the file to begin with the epoch's first batch"
         )
     loader.load_state_dict(state)
-
-
-def _generators() -> dict[str, Any]:
-    """States of this process's generators, by Accelerate's keys. XLA's are not included."""
-    import numpy as np
-
-    found: dict[str, Any] = {
-        "random_state": random.getstate(),
-        "numpy_random_seed": np.random.get_state(),
-        "torch_manual_seed": torch.get_rng_state(),
-    }
-    kind = device_backend.accelerator()
-    if kind not in ("cpu", "xla") and hasattr(module := torch.get_device_module(kind), "get_rng_state_all"):
-        found[f"torch_{kind}_manual_seed"] = module.get_rng_state_all()
-    return found
-
-
-def _restore_generators(path: Path, states: Mapping[str, Any]) -> None:
-    import numpy as np
-
-    try:
-        random.setstate(states["random_state"])
-        np.random.set_state(states["numpy_random_seed"])
-        torch.set_rng_state(states["torch_manual_seed"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} does not contain the states of the random generators: {error!r}") from error
-    kind = device_backend.accelerator()
-    # A key of another vendor's device has no counterpart here.
-    if (saved := states.get(f"torch_{kind}_manual_seed")) is not None:
-        torch.get_device_module(kind).set_rng_state_all(saved)

@@ -97,14 +97,20 @@ class ClusterConfig:
         import yaml
 
         path = Path(yaml_file or default_yaml_config_file)
-        return cls._from(yaml.safe_load(_text(path)), path)
+        try:
+            return cls._from(yaml.safe_load(_text(path)), path)
+        except yaml.YAMLError as error:
+            raise RuntimeMisuse(f"{path} is not valid YAML: {error}") from None
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str] | None = None) -> ClusterConfig:
         """Read a JSON file; by default the one in Accelerate's folder. Raises RuntimeMisuse as
         ``load_config_from_file``."""
         path = Path(json_file or default_json_config_file)
-        return cls._from(json.loads(_text(path)), path)
+        try:
+            return cls._from(json.loads(_text(path)), path)
+        except json.JSONDecodeError as error:
+            raise RuntimeMisuse(f"{path} is not valid JSON: {error}") from None
 
     def to_yaml_file(self, yaml_file: str | os.PathLike[str]) -> None:
         """Write the file as YAML, atomically."""
@@ -135,7 +141,12 @@ class ClusterConfig:
             plain.setdefault("num_processes", 1)
         if unknown := sorted(str(key) for key in plain.keys() - {one.name for one in fields(cls)}):
             raise RuntimeMisuse(f"{path}: unknown keys: {', '.join(unknown)}")
-        return cls(**_ABSENT | plain)
+        plain = _ABSENT | plain
+        for key, kind in (("compute_environment", ComputeEnvironment), ("distributed_type", DistributedType)):
+            allowed = [one.value for one in kind]
+            if plain[key] not in allowed:
+                raise RuntimeMisuse(f"{path}: {key} {plain[key]!r} is not valid (allowed: {', '.join(allowed)})")
+        return cls(**plain)
 
 
 _WORDS = ("distributed_type", "mixed_precision", "dynamo_backend")
@@ -148,6 +159,8 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise RuntimeMisuse(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise RuntimeMisuse(f"cannot read the configuration file {path}: {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -164,7 +177,8 @@ def load_config_from_file(config_file: str | None) -> ClusterConfig:
         config_file: the path; None: ``default_config_file``.
 
     Raises:
-        RuntimeMisuse: there is no such file, it has no ``distributed_type`` or unknown keys, or is for SageMaker.
+        RuntimeMisuse: the file cannot be read or parsed; it has no ``distributed_type``, a type or environment that
+            does not exist, or unknown keys; or it is for SageMaker.
     """
     path = str(default_config_file if config_file is None else config_file)
     return ClusterConfig.from_json_file(path) if path.endswith(".json") else ClusterConfig.from_yaml_file(path)

@@ -116,8 +116,9 @@ def fsdp2_load_full_state_dict(
         ``model``.
 
     Raises:
-        CheckpointError: on all ranks, if ``full_sd`` lacks a tensor of the model, or shapes differ.
+        CheckpointError: on all ranks, if ``full_sd`` lacks a tensor of the model or contains shards, or shapes differ.
     """
+    from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
     from hpcaccel.runtime.checkpointing.stored_state import MainState
 
     group = World.current().group
@@ -125,8 +126,12 @@ def fsdp2_load_full_state_dict(
         where = torch.device("cpu") if cpu_offload else group.device
         meta_device.give_memory(model, where, buffers_on=group.device)
     targets = {name: one for name, one in model.state_dict().items() if isinstance(one, torch.Tensor)}
-    content = {name: _whole(full_sd[name]) for name in targets if name in full_sd} if group.is_main else None
-    stored = MainState(Path("the state dict of rank 0"), content, group)
+    given = full_sd if group.is_main else {}
+    content = CheckpointRanks.of(group).run(
+        "fsdp2_load_full_state_dict()",
+        lambda: {name: _whole(given[name]) for name in targets if name in given},
+    )
+    stored = MainState(Path("the state dict of rank 0"), content if group.is_main else None, group)
     if missing := [name for name in targets if (name,) not in stored.tensors]:
         raise CheckpointError(f"fsdp2_load_full_state_dict(): the state dict of rank 0 lacks {shortened(missing, 5)}")
     for name, target in targets.items():
@@ -145,7 +150,7 @@ def fsdp2_load_full_state_dict(
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     if is_dtensor(tensor):
         raise CheckpointError(
-            "fsdp2_load_full_state_dict() needs whole tensors, but the state dict contains shards: pass "
+            "whole tensors are needed, but the state dict of rank 0 contains shards: pass "
             "accelerator.get_state_dict(model)"
         )
     return tensor.detach()

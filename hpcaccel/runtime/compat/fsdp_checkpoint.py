@@ -18,14 +18,12 @@ from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import CheckpointError
 from hpcaccel.runtime.checkpointing.export_model import named_state
 from hpcaccel.runtime.checkpointing.sharded_load import LoadedWeights, device_of_model
-from hpcaccel.runtime.compat.accelerator_files import OPTIMIZER_NAME
+from hpcaccel.runtime.compat.accelerator_files import OPTIMIZER_NAME, patience
 from hpcaccel.runtime.compat.introspection import is_peft_model
 from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.parallel import meta_device
 from hpcaccel.runtime.parallel.ddp import unwrap
-from hpcaccel.runtime.settings import Settings
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
-from hpcaccel.runtime.training_session import TrainingSession
 
 if TYPE_CHECKING:
     # These imports take half a second; a program needs them only at its first save or load.
@@ -73,7 +71,7 @@ def save_fsdp_model(
 
     kind = kind_of(fsdp_plugin)
     state = _model_state(model, adapter_only=adapter_only, kind=kind)
-    FsdpFiles(output_dir, FSDP_MODEL_NAME, model_index, kind, use_dcp=use_dcp).save("model", state, _patience())
+    FsdpFiles(output_dir, FSDP_MODEL_NAME, model_index, kind, use_dcp=use_dcp).save("model", state, patience())
 
 
 def save_fsdp_optimizer(
@@ -107,7 +105,7 @@ def save_fsdp_optimizer(
         ],
     }
     files = FsdpFiles(output_dir, OPTIMIZER_NAME, optimizer_index, kind_of(fsdp_plugin), use_dcp=use_dcp)
-    files.save("optimizer", state, _patience())
+    files.save("optimizer", state, patience())
 
 
 # -- loading
@@ -142,7 +140,7 @@ def load_fsdp_model(
     kind = kind_of(fsdp_plugin)
     if meta_device.is_empty(model):
         meta_device.give_memory(model, device_of_model(model))
-    stored = FsdpFiles(input_dir, FSDP_MODEL_NAME, model_index, kind, use_dcp=use_dcp).open(_patience())
+    stored = FsdpFiles(input_dir, FSDP_MODEL_NAME, model_index, kind, use_dcp=use_dcp).open(patience())
     state = _model_state(model, adapter_only=adapter_only, kind=kind)
     targets = {(name,): one for name, one in state.items() if isinstance(one, torch.Tensor)}
     missing = [way[0] for way in targets if way not in stored.tensors]
@@ -182,7 +180,7 @@ def load_fsdp_optimizer(
 
     optimizer, names = _raw(optimizer), _names(model)
     files = FsdpFiles(input_dir, OPTIMIZER_NAME, optimizer_index, kind_of(fsdp_plugin), use_dcp=use_dcp)
-    stored = files.open(_patience())
+    stored = files.open(patience())
     numbered, values = optimizer.state_dict(), stored.values()
     below = _Below(stored, values)
     groups: list[dict[str, Any]] = []
@@ -210,30 +208,33 @@ def load_fsdp_optimizer(
 
 
 class _Below:
-    """Reads the values and tensors directly below a way."""
+    """Reads what is stored for a parameter, ``("state", name)``, or for a parameter group."""
 
     def __init__(self, stored: StoredState, values: Mapping[Way, Any]) -> None:
         self._stored = stored
-        self._values: dict[Way, dict[str, Any]] = defaultdict(dict)
-        self._tensors: dict[Way, list[Way]] = defaultdict(list)
-        for way, value in values.items():
-            self._values[way[:-1]][way[-1]] = value
-        for way in stored.tensors:
-            self._tensors[way[:-1]].append(way)
+        self._values = values
+        self._ways: dict[Way, list[Way]] = defaultdict(list)
+        for way in (*values, *stored.tensors):
+            if len(way) > 2:
+                self._ways[way[:2]].append(way)
 
     def read(self, parent: Way, parameter: torch.Tensor | None = None) -> dict[str, Any]:
-        """The values by their last key. Tensors with the shape of ``parameter`` get its device and sharding; others
-        are in CPU memory."""
-        found = dict(self._values.get(parent, {}))
-        for way in self._tensors.get(parent, ()):
-            shape, dtype = self._stored.tensors[way]
-            if parameter is not None and shape and shape == tuple(parameter.shape):
-                target = torch.empty_like(parameter.detach(), dtype=dtype)
-            else:
-                target = torch.empty(shape, dtype=dtype)
-            self._stored.fill(way, target)
-            found[way[-1]] = target
-        return found
+        """Values and tensors, nested as they were saved. Tensors with the shape of ``parameter`` get its device and
+        sharding; others are in CPU memory."""
+        from hpcaccel.runtime.checkpointing.stored_state import put_together
+
+        return put_together({way[2:]: self._value(way, parameter) for way in self._ways.get(parent, ())})
+
+    def _value(self, way: Way, parameter: torch.Tensor | None) -> Any:
+        if way in self._values:
+            return self._values[way]
+        shape, dtype = self._stored.tensors[way]
+        if parameter is not None and shape and shape == tuple(parameter.shape):
+            target = torch.empty_like(parameter.detach(), dtype=dtype)
+        else:
+            target = torch.empty(shape, dtype=dtype)
+        self._stored.fill(way, target)
+        return target
 
 
 def merge_fsdp_weights(
@@ -261,12 +262,6 @@ def merge_fsdp_weights(
 
 
 # -- models and optimizers
-
-
-def _patience() -> Settings:
-    """The settings that say how long ranks wait for each other in a call."""
-    session = TrainingSession.existing()
-    return Settings() if session is None else session.settings
 
 
 def _model_state(model: nn.Module, *, adapter_only: bool, kind: str) -> dict[str, Any]:

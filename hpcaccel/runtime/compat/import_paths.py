@@ -115,7 +115,7 @@ _COMMANDS = {
     "launch": "launch_command launch_command_parser",
     **dict.fromkeys(("accelerate_cli", "config.config", "env", "merge", "test", "to_fsdp2", "tpu", "utils"), ""),
 }
-_PROGRAMS = ("accelerate_cli", "config.config", "env", "estimate", "launch", "test")
+_PROGRAMS = ("accelerate_cli", "config.config", "env", "estimate", "launch", "merge", "test")
 """Modules of ``commands`` that ``python -m`` can start."""
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed import device_backend, process_group, rank_env, xla_device
 from hpcaccel.runtime.distributed.collectives.call_site import call_stack
+from hpcaccel.runtime.distributed.gpu_affinity import set_numa_affinity
 from hpcaccel.runtime.distributed.group_shutdown import settle
 from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
@@ -54,6 +55,8 @@ class World:
             self.env = xla_device.place_of_spawned(self.env)
         self.cpu = cpu
         self.device: torch.device = process_group.choose_device(self.env, cpu=cpu)
+        if self.device.type == "cuda" and rank_env.is_set("ACCELERATE_CPU_AFFINITY"):
+            set_numa_affinity(self.device.index)
         self.timeout = timeout
         self.group: RankGroup = process_group.join(
             self.env, self.device, backend=backend, init_method=init_method, timeout=timeout

@@ -6,11 +6,14 @@ Arguments: a directory to work in, and a directory of ``accelerate_fsdp.py``, or
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from hpcaccel import Accelerator
+from hpcaccel.checkpointing import load_accelerator_state, save_accelerator_state
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
 from hpcaccel.runtime.checkpointing.stored_state import flat
 from hpcaccel.utils import (
@@ -115,6 +118,39 @@ assert "nothing/pytorch_model_fsdp_0 does not exist" in said, said
 local = FullyShardedDataParallelPlugin(state_dict_type="LOCAL_STATE_DICT")
 assert "LOCAL_STATE_DICT" in error_of(RuntimeMisuse, lambda: save_fsdp_model(local, accelerator, model, where / "no"))
 
+
+# If one rank cannot write, all ranks raise the error.
+class FailingWriter(dcp.FileSystemWriter):
+    def write_data(self, *arguments):
+        if accelerator.process_index == 1:
+            raise OSError("the disk is full")
+        return super().write_data(*arguments)
+
+
+with mock.patch.object(dcp, "FileSystemWriter", FailingWriter):
+    said = error_of(CheckpointError, lambda: save_fsdp_optimizer(plugin, accelerator, optimizer, model, where / "bad"))
+    assert "optimizer_0 cannot be written: rank 1: the disk is full" in said, said
+said = error_of(CheckpointError, lambda: load_fsdp_optimizer(plugin, accelerator, optimizer, model, where / "bad"))
+assert "it has no .metadata" in said, said
+real_save = torch.save
+fails = mock.Mock(side_effect=OSError("the disk is full") if accelerator.process_index == 1 else real_save)
+with mock.patch.object(torch, "save", fails):
+    said = error_of(
+        CheckpointError,
+        lambda: save_fsdp_optimizer(plugin, accelerator, optimizer, model, where / "bad", use_dcp=False),
+    )
+    assert "the disk is full (rank 1" in said, said
+
+# Accelerate's files of a training that is not sharded.
+for ended in (10, 20):
+    states = [{"weight": torch.full((2,), float(ended))}]
+    save_accelerator_state(where / "whole", states, [], [], [], accelerator.process_index, ended)
+accelerator.wait_for_everyone()
+target = nn.ParameterDict({"weight": torch.zeros(2)})
+assert load_accelerator_state(where / "whole", [target], [], [], [], accelerator.process_index) == {"step": 20}
+assert target["weight"].tolist() == [20.0, 20.0]
+accelerator.wait_for_everyone()
+
 # One file of all shards.
 merge_fsdp_weights(where / "dcp" / "pytorch_model_fsdp_0", where / "merged")
 merge_fsdp_weights(where / "dcp" / "pytorch_model_fsdp_0", where / "merged", safe_serialization=False)
@@ -163,6 +199,8 @@ for name, value in alone.state_dict().items():
     assert torch.equal(full(value), whole[name]), name
 alone(torch.zeros(1, 5))
 alone.reshard()
+said = error_of(CheckpointError, lambda: fsdp2_load_full_state_dict(accelerator, alone, alone.state_dict()))
+assert "contains shards: pass accelerator.get_state_dict" in said, said
 said = error_of(CheckpointError, lambda: fsdp2_load_full_state_dict(accelerator, alone, {}))
 assert "lacks 0.weight" in said, said
 
