@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,7 +183,7 @@ def load_checkpoint(ranks: CheckpointRanks, path: Path, state: TrainingState) ->
     check_attached(ranks, what, state.attached, path, content)
     index = Index.from_json(index_text)
     reader = ShardReader(path, index)
-    sources = rank_sources(content, world_size=ranks.world_size, tensor=state.mesh.get("tensor", 1))
+    sources = rank_sources(content, world_size=ranks.world_size, mesh=state.mesh)
     restorer: Restorer | None = None
 
     def targets() -> dict[str, torch.Tensor]:
@@ -261,20 +262,21 @@ def _mesh_text(mesh: dict[str, Any]) -> str:
     return " ".join([str(mesh.get("strategy", "")), *(f"{name} {size}" for name, size in sizes.items())])
 
 
-def rank_sources(content: Mapping[str, Any], *, world_size: int, tensor: int = 1) -> tuple[int | None, ...]:
+def rank_sources(content: Mapping[str, Any], *, world_size: int, mesh: Mapping[str, Any]) -> tuple[int | None, ...]:
     """For each rank of this training, the rank whose saved per-rank state (mainly random state) it loads, or None.
 
     Usually, rank r loads the state of rank r. A rank that loads none seeds its generators from seed, data rank and
-    step, so that two resumes from a checkpoint are identical. The ranks of a tensor-parallel group must draw the
-    same random numbers: if the group size has changed since the save, all ranks of a group load one rank's state.
+    step, so that two resumes from a checkpoint are identical. Ranks that work on one batch (tensor and context
+    parallelism) must draw the same random numbers: if the sizes of these groups have changed since the save, all
+    ranks of a group load one rank's state.
 
     Args:
         content: the checkpoint's manifest.
-        tensor: size of a tensor-parallel group now.
+        mesh: layout of the ranks now (see ``TrainingState``).
     """
-    then = (content.get("mesh") or {}).get("tensor", 1)
+    saved, now = ([found.get(name, 1) for name in ("tensor", "context")] for found in (content.get("mesh") or {}, mesh))
     missing = content.get("missing_rng", ())
-    found = (rank if then == tensor else rank // tensor * then for rank in range(world_size))
+    found = (rank if saved == now else rank // prod(now) * prod(saved) for rank in range(world_size))
     return tuple(rank if rank < content["world_size"] and rank not in missing else None for rank in found)
 
 

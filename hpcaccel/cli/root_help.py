@@ -1,4 +1,4 @@
-"""The pages that ``--help`` prints: the commands in groups, each command with its full summary, and examples."""
+"""The pages that ``--help`` prints: the commands in sections, each command with its full summary, and examples."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-__all__ = ["GROUPS", "NOT_OURS", "WholeSummaries", "write_commands", "write_examples"]
+__all__ = ["NOT_OURS", "SECTIONS", "WholeSummaries", "write_commands", "write_examples"]
 
-GROUPS: Mapping[str, tuple[str, ...]] = {
+SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Submit": ("init", "schema", "validate", "render", "plan", "estimate-memory", "submit", "run"),
     "Launch": ("launch", "config", "env"),
     "Watch": ("status", "list", "logs", "wait", "explain", "report", "plot", "stacks", "shell"),
@@ -18,6 +18,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Cluster": ("cluster", "test"),
     "Checkpoint": ("checkpoint",),
 }
+"""The sections of the root page: a title, and its commands."""
 
 TRAINING = "Training"
 TRAINING_LINES = (
@@ -49,10 +50,10 @@ class WholeSummaries(TyperGroup):
 
 
 def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
-    """Write the commands that are not hidden, by group. Commands that are in no group come under ``Other``. Then write
-    how to use hpcaccel from Python."""
+    """Write the commands that are not hidden, by section. Commands that are in no section come under ``Other``. Then
+    write how to use hpcaccel from Python."""
     left = {name: command for name, command in commands.items() if not command.hidden}
-    for title, names in GROUPS.items():
+    for title, names in SECTIONS.items():
         rows = [(name, _summary(left.pop(name))) for name in names if name in left]
         _write(title, rows, formatter)
     _write("Other", [(name, _summary(command)) for name, command in left.items()], formatter)

@@ -10,6 +10,7 @@ __all__ = [
     "ago",
     "clean",
     "clock_time",
+    "counted",
     "duration",
     "gpu_hours",
     "number",
@@ -31,6 +32,11 @@ def shortened(names: Sequence[object], most: int) -> str:
     """The first ``most`` names, as ``a, b`` or, if there are more, as ``a, b and 3 more``."""
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + rest
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hpcaccel.launch.flags import PARALLELISM_CHOICES
+from hpcaccel.launch.mesh_sizes import SIZES
+
 __all__ = ["SECTIONS", "closest", "dynamo_backend", "section_problems", "typed", "with_prefix"]
 
 _FSDP = (
@@ -53,8 +56,7 @@ _WITHOUT_PREFIX_TOO = {"fsdp_config", "fp8_config", "dynamo_config"}
 """Sections in which Accelerate adds a prefix that is missing."""
 _WHOLE = {
     "fsdp_version", "zero_stage", "fp8_margin", "fp8_interval", "fp8_amax_history_len", "fp8_amax_history_length",
-    "parallelism_config_sp_seq_length",
-    *(f"parallelism_config_{key}" for key in _PARALLELISM if key.endswith("_size")),
+    "parallelism_config_sp_seq_length", *SIZES,
 }  # fmt: skip
 _NUMBER = {"fsdp_min_num_params"}
 _BOOLEAN = {
@@ -64,6 +66,7 @@ _BOOLEAN = {
     "fp8_pad_inner_dim", "dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation",
     "parallelism_config_sp_seq_length_is_variable",
 }  # fmt: skip
+_CHOICES = {f"parallelism_config_{key}": words for key, words in PARALLELISM_CHOICES.items()}
 _OR_AUTO = {"gradient_accumulation_steps": int, "gradient_clipping": float}
 """Numbers for which DeepSpeed also takes ``auto``."""
 _ANY = {"fp8_override_linear_precision", "fsdp_ignored_modules"}
@@ -111,6 +114,8 @@ def _converted(name: str, value: Any) -> Any:
         raise ValueError(f"{value!r} must be a single value")
     if name == "dynamo_backend":
         return dynamo_backend(value)
+    if name in _CHOICES:
+        return _choice(value, _CHOICES[name])
     if name in _BOOLEAN:
         if str(value).lower() not in _FLAGS:
             raise ValueError(f"{value!r} must be true or false")
@@ -121,10 +126,20 @@ def _converted(name: str, value: Any) -> Any:
     try:
         if isinstance(value, bool) or (number is int and isinstance(value, float)):
             raise ValueError
-        return number(value)
+        found = number(value)
     except ValueError:
         auto = ", or auto" * (name in _OR_AUTO)
         raise ValueError(f"{value!r} must be a {'whole ' * (number is int)}number{auto}") from None
+    if name in SIZES and found < 1:
+        raise ValueError(f"{value!r} must be at least 1")
+    return found
+
+
+def _choice(value: Any, allowed: tuple[str, ...]) -> str:
+    match = next((one for one in allowed if one == str(value).lower()), None)
+    if match is None:
+        raise ValueError(f"{str(value)!r} is not valid (allowed: {', '.join(allowed)})")
+    return match
 
 
 def dynamo_backend(value: Any) -> str:

@@ -18,6 +18,8 @@ from hpcaccel.spec.cluster.cluster_facts import load_facts
 __all__ = ["Question", "Wishes", "question_about"]
 
 _SPECS = (".yaml", ".yml")
+_LEAST = 2**20
+"""Bytes below which ``--gpu-memory`` is a number whose unit is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +153,8 @@ def _kinds(
         size = parse_size(wishes.gpu_memory)
         if not size:
             raise UserError(f"--gpu-memory {wishes.gpu_memory!r} is not a size: {SIZE_ADVICE}")
+        if size < _LEAST:
+            raise UserError(f"--gpu-memory {wishes.gpu_memory} is {size} bytes: {_with_unit(wishes.gpu_memory)}")
         return [GpuKind(gpu_type or "GPU", size, wishes.gpus_per_node, wishes.gpu_memory)], []
     known = profile is not None and (wishes.cluster is not None or load_facts(profile.name) is not None)
     if profile is not None and known:
@@ -161,3 +165,11 @@ def _kinds(
         kind, note = kind_named(gpu_type)
         return [] if kind is None else [kind], [note] if note else []
     return [], ["no GPUs to compare with: give a cluster profile with --cluster, or --gpu-memory 80GB"]
+
+
+def _with_unit(text: str) -> str:
+    """Advice about a size that is too small for a GPU."""
+    number = text.strip()
+    if not number.isdecimal():
+        return "give the memory of a GPU, such as 80GB"
+    return f"write {number}{'GB' if int(number) < 1000 else 'MiB'}"  # nvidia-smi has MiB

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["BY_NAME", "GROUPS", "Flag", "spelled"]
+__all__ = ["BY_NAME", "GROUPS", "PARALLELISM_CHOICES", "Flag", "spelled"]
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,23 @@ _DEEPSPEED = (
     Flag("deepspeed_exclusion_filter", "Not supported: DeepSpeed's own launcher."),
     Flag("deepspeed_inclusion_filter", "Not supported: DeepSpeed's own launcher."),
 )
+PARALLELISM_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "cp_backend": ("torch",),
+    "cp_comm_strategy": ("allgather", "alltoall"),
+    "sp_backend": ("deepspeed",),
+}
+"""Values of --parallelism-config-*, without the prefix."""
 _PARALLELISM = tuple(
-    Flag(f"parallelism_config_{name}", help, kind)  # type: ignore[arg-type]
+    Flag(f"parallelism_config_{name}", help, kind, PARALLELISM_CHOICES.get(name, ()))  # type: ignore[arg-type]
     for name, help, kind in (
         ("dp_replicate_size", "Number of replicas.", "whole"),
         ("dp_shard_size", "Ranks over which a replica is sharded.", "whole"),
         ("tp_size", "Ranks of tensor parallelism.", "whole"),
         ("cp_size", "Ranks of context parallelism.", "whole"),
-        ("cp_backend", "torch.", "text"),
-        ("cp_comm_strategy", "allgather or alltoall.", "text"),
+        ("cp_backend", "Library.", "text"),
+        ("cp_comm_strategy", "Exchange of keys and values.", "text"),
         ("sp_size", "Ranks of sequence parallelism.", "whole"),
-        ("sp_backend", "deepspeed.", "text"),
+        ("sp_backend", "Library.", "text"),
         ("sp_seq_length", "Length of the sequences.", "text"),
         ("sp_seq_length_is_variable", "Whether the length differs between batches.", "boolean"),
         ("sp_attn_implementation", "Implementation of attention.", "text"),

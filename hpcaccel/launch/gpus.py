@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.errors import UserError
 
-__all__ = ["Gpus", "chosen_gpus", "count_gpus", "find_gpus"]
+__all__ = ["Gpus", "chosen_gpus", "count_gpus", "find_gpus", "has_other_devices"]
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables that limit which GPUs a program sees."""
@@ -20,6 +21,12 @@ _NO_GPU = ("", "-1", "nodevfiles")
 _INTEL = "0x8086"
 _DISPLAY = "0x0380"
 """PCI class of Intel's GPUs for computing: a display controller without a connector."""
+_OTHER_DEVICES = (
+    "nvidia[0-9]*", "dxg", "dri/renderD*", "accel/accel*", "davinci[0-9]*", "cambricon_dev[0-9]*", "neuron[0-9]*",
+    "hl[0-9]*", "mtgpu*", "tcaicard*",
+)  # fmt: skip
+"""Device files of accelerators that ``find_gpus`` may not count: NVIDIA's without nvidia-smi (``dxg`` in WSL), Intel's
+with a connector, and those of other vendors."""
 _SECONDS = 60
 
 
@@ -57,6 +64,15 @@ def find_gpus(environ: Mapping[str, str], *, system: Path = Path("/sys")) -> Gpu
 def count_gpus(environ: Mapping[str, str], *, system: Path = Path("/sys")) -> int:
     """The number of GPUs that a program on this machine sees; see ``find_gpus``."""
     return find_gpus(environ, system=system).count
+
+
+def has_other_devices(*, devices: Path = Path("/dev")) -> bool:
+    """Whether this machine may have accelerators that ``find_gpus`` does not count.
+
+    Args:
+        devices: where the device files are.
+    """
+    return sys.platform != "linux" or any(next(devices.glob(name), None) for name in _OTHER_DEVICES)
 
 
 def chosen_gpus(ids: str, environ: Mapping[str, str], variable: str) -> dict[str, str]:

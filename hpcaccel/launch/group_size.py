@@ -11,7 +11,7 @@ from typing import Any
 from hpcaccel.errors import UserError
 from hpcaccel.launch.launch_options import flag
 
-__all__ = ["GroupSize", "machines", "ranks_here", "ranks_per_machine", "sized"]
+__all__ = ["GroupSize", "machines", "ranks_here", "ranks_per_machine", "sized", "total_ranks"]
 
 _WORDS = ("gpu", "cpu", "xpu", "auto")
 
@@ -83,6 +83,12 @@ def ranks_here(size: GroupSize, *, gpus: int) -> int:
     if size.per_machine == "cpu" or (size.per_machine == "auto" and not gpus):
         return os.cpu_count() or 1
     return max(1, gpus)
+
+
+def total_ranks(size: GroupSize) -> int | None:
+    """The number of ranks on all machines; None if it is known only when they start."""
+    known = size.machines.isdecimal() and size.per_machine.isdecimal()
+    return int(size.machines) * int(size.per_machine) if known else None
 
 
 def ranks_per_machine(options: Mapping[str, Any], low: int, high: int) -> str | None:

@@ -79,6 +79,8 @@ def notes(given: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
         idle = [spelled(name) for name in given if name.startswith(start)]
         if idle and not options.get(other):
             found.append(f"{', '.join(idle)} without {spelled(other)}: no effect")
+    if given.get("gpu_ids", "all") != "all" and options.get("cpu"):
+        found.append("--gpu-ids with --cpu: no effect")
     if any(name.startswith("fp8_") for name in given) and options.get("mixed_precision") != "fp8":
         found.append("--fp8-* without --mixed-precision fp8: no effect")
     return found

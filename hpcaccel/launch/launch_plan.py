@@ -18,10 +18,11 @@ from hpcaccel.errors import UserError
 from hpcaccel.launch.allocation import SlurmAllocation, place, started_tasks
 from hpcaccel.launch.arguments import Arguments
 from hpcaccel.launch.flags import spelled
-from hpcaccel.launch.gpus import Gpus, chosen_gpus, count_gpus, find_gpus
-from hpcaccel.launch.group_size import GroupSize, ranks_here, sized
+from hpcaccel.launch.gpus import Gpus, chosen_gpus, count_gpus, find_gpus, has_other_devices
+from hpcaccel.launch.group_size import GroupSize, ranks_here, sized, total_ranks
 from hpcaccel.launch.launch_config import LaunchConfig
 from hpcaccel.launch.launch_options import merge, notes
+from hpcaccel.launch.mesh_sizes import check_divides
 from hpcaccel.launch.program_variables import program_variables, variables_switched_off
 from hpcaccel.launch.torchrun_command import ELASTIC, ELASTIC_AGENT, agent_command, needs_agent, rendezvous
 
@@ -124,6 +125,8 @@ def _as_rank(arguments: Arguments, options: Mapping[str, Any], environ: Mapping[
             "each becomes one rank. Start it once in the job's script, without srun; or as one launcher on each node, "
             "with --num-machines, --main-process-ip and --rdzv-backend c10d"
         )
+    if ranks.isdecimal() and "HPCACCEL_RUN_DIR" not in environ:  # in a run, the spec has the sizes
+        check_divides(options, int(ranks), given=arguments.values)
     return program_command(arguments)
 
 
@@ -134,6 +137,7 @@ def _in_allocation(
         raise UserError("this is a Slurm job on several nodes, but srun is not on PATH: load Slurm's module")
     allocation = SlurmAllocation.of(env)
     size = allocation.size(options)
+    check_divides(options, total_ranks(size), given=arguments.values)
     step_env = allocation.variables(options, size, env)
     name = f"hpcaccel-launch-{uuid.uuid4().hex[:12]}"
     idle = [spelled(one) for one in ("machine_rank", "gpu_ids", "rdzv_endpoint") if one in arguments.values]
@@ -167,6 +171,9 @@ def _on_this_machine(
         env |= chosen_gpus(str(ids), env, gpus.variable)
         seen = count_gpus(env)  # in the variable
     size = sized(options, gpus=gpus.count)
+    _check_gpu_ids(arguments, options, gpus)
+    if gpus.count or {"cpu", "num_processes", "nproc_per_node"} & options.keys():
+        check_divides(options, total_ranks(size), given=arguments.values)
     if options.get("mpirun_hostfile"):
         env = _meeting_of_mpi(options, size, env)
         return LaunchPlan(_by_mpirun(arguments, options, size, env), env, notes=hints)
@@ -175,6 +182,17 @@ def _on_this_machine(
     if (ranks := ranks_here(size, gpus=seen)) > 1:
         env.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // ranks)))
     return LaunchPlan(agent_command(arguments, options, size, rendezvous(options, size, env)), env, notes=hints)
+
+
+def _check_gpu_ids(arguments: Arguments, options: Mapping[str, Any], gpus: Gpus) -> None:
+    """Raise UserError if the command line selects GPUs of a machine without any.
+
+    The configuration file may be meant for another machine. Devices of other vendors are not counted.
+    """
+    ids = arguments.values.get("gpu_ids", "all")
+    if ids == "all" or gpus.count or options.get("cpu") or options.get("multi_device") or has_other_devices():
+        return
+    raise UserError(f"--gpu-ids {ids}: this machine has no GPU. To try the script on CPUs, use --cpu --num-processes 2")
 
 
 def _on_tpu(arguments: Arguments, options: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcaccel.errors import UserError
+from hpcaccel.launch.mesh_sizes import check_sizes
 
 __all__ = ["program_variables", "variables_switched_off"]
 
@@ -63,7 +64,7 @@ def program_variables(options: Mapping[str, Any], *, from_file: frozenset[str] =
         "ACCELERATE_CPU_AFFINITY": "1" if options.get("enable_cpu_affinity") else None,
         "OMP_NUM_THREADS": options.get("num_cpu_threads_per_process"),
         **_dynamo(options),
-        **_parallelism(options),
+        **_parallelism(options, from_file),
     }
     if options.get("use_fsdp"):
         found |= {"ACCELERATE_USE_FSDP": True, **_fsdp(options)}
@@ -114,7 +115,8 @@ def _fsdp(options: Mapping[str, Any]) -> dict[str, Any]:
     return {_FSDP_NAMES.get(name, name.upper()): value for name, value in given.items()}
 
 
-def _parallelism(options: Mapping[str, Any]) -> dict[str, Any]:
+def _parallelism(options: Mapping[str, Any], from_file: frozenset[str]) -> dict[str, Any]:
+    check_sizes(options, from_file=from_file)
     given = {name: value for name, value in options.items() if name.startswith("parallelism_config_")}
     used = options.get("use_parallelism_config", any(name.endswith("_size") for name in given))
     return {"ACCELERATE_USE_PARALLELISM_CONFIG": used or None, **{name.upper(): given[name] for name in given}}

@@ -13,6 +13,7 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.attempt_steps import LoggedSteps, complete_timing, read_steps
 from hpcaccel.core.durable_files import append_line, read_json
+from hpcaccel.core.formatting import counted
 from hpcaccel.core.launch_spec import RestartPolicy
 from hpcaccel.core.metrics_reader import Logged
 from hpcaccel.core.rank_records import Outcome
@@ -71,9 +72,9 @@ class Ledger(RunLedger):
             if sum(not _never_began(line) for line in stuck) >= STUCK:
                 return f"{STUCK} {word} without a new checkpoint"
         if failures and len(failures) >= limits.max_failures:
-            return f"{_counted(len(failures), 'failure')} (resilience.max_failures: {limits.max_failures})"
+            return f"{counted(len(failures), 'failure')} (resilience.max_failures: {limits.max_failures})"
         if limits.max_preemptions is not None and len(preemptions) > limits.max_preemptions:
-            return f"{_counted(len(preemptions), 'preemption')} (resilience.max_preemptions: {limits.max_preemptions})"
+            return f"{counted(len(preemptions), 'preemption')} (resilience.max_preemptions: {limits.max_preemptions})"
         return None
 
     def close_lost(
@@ -163,10 +164,6 @@ def _nobodys_fault(line: AttemptEnd) -> bool:
 
 def _never_began(line: AttemptEnd) -> bool:
     return cause(line.error_class or "exit").never_began
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def read_stop(run: RunDir, attempt: int) -> StopRequest | None:

@@ -24,6 +24,7 @@ from hpcaccel.runtime.states.gradient_state import GradientState
 from hpcaccel.runtime.training import lomo
 from hpcaccel.runtime.training.prepared_optimizer import PreparedOptimizer
 from hpcaccel.runtime.training.prepared_scheduler import PreparedScheduler, prepare_scheduler
+from hpcaccel.runtime.training.unprepared_model import warn_if_unprepared
 from hpcaccel.runtime.training_session import TrainingSession
 
 __all__ = ["dispatch_models", "prepare"]
@@ -137,6 +138,9 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
         on_step=boundary.first_optimizer_stepped if first else partial(boundary.other_optimizer_stepped, optimizer),
         reducer=xla_device.reducer(session.group),
     )
+    if session.group.world_size > 1 and not session.prepared.models and session.group.device.type != "xla":
+        models, ranks = session.prepared.models, session.group.world_size
+        prepared.before_first_step(partial(warn_if_unprepared, optimizer, models, ranks=ranks))
     _show_states(setup, prepared, place)
     session.optimizers.append(prepared)
     session.registry.add(optimizer, prepared)

@@ -260,35 +260,37 @@ def test_every_kind_of_loader_yields_each_sample_once_per_epoch(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("manifest", "size", "tensor", "expected", "said"),
+    ("manifest", "size", "mesh", "expected", "said"),
     [
-        ({"world_size": 2}, 2, 1, (0, 1), ""),
-        ({"world_size": 2}, 3, 1, (0, 1, None), "ranks 0-1: own; rank 2: new (derived from seed, rank and step)"),
-        ({"world_size": 3}, 2, 1, (0, 1), "ranks 0-1: own; not used: those of rank 2"),
+        ({"world_size": 2}, 2, {}, (0, 1), ""),
+        ({"world_size": 2}, 2, {"context": 2}, (0, 0), "rank 0: own; rank 1: from rank 0"),
+        ({"world_size": 2, "mesh": {"tensor": 2}}, 2, {"context": 2}, (0, 0), "rank 0: own; rank 1: from rank 0"),
+        ({"world_size": 2}, 3, {}, (0, 1, None), "ranks 0-1: own; rank 2: new (derived from seed, rank and step)"),
+        ({"world_size": 3}, 2, {}, (0, 1), "ranks 0-1: own; not used: those of rank 2"),
         (
             {"world_size": 4, "mesh": {"tensor": 1}},
             4,
-            2,
+            {"tensor": 2},
             (0, 0, 1, 1),
             "rank 0: own; rank 1: from rank 0; rank 2: from rank 1; rank 3: from rank 1",
         ),
         (
             {"world_size": 4, "mesh": {"tensor": 2}},
             2,
-            1,
+            {"tensor": 1},
             (0, 2),
             "rank 0: own; rank 1: from rank 2; not used: those of ranks 1, 3",
         ),
         (
             {"world_size": 2, "missing_rng": [1]},
             2,
-            1,
+            {},
             (0, None),
             "rank 0: own; rank 1: new (derived from seed, rank and step)",
         ),
     ],
 )
-def test_rank_sources_maps_saved_random_states_to_the_current_ranks(manifest, size, tensor, expected, said) -> None:
-    found = rank_sources(manifest, world_size=size, tensor=tensor)
+def test_rank_sources_maps_saved_random_states_to_the_current_ranks(manifest, size, mesh, expected, said) -> None:
+    found = rank_sources(manifest, world_size=size, mesh=mesh)
     assert found == expected
     assert describe_sources(found, world_size=manifest["world_size"]) == said

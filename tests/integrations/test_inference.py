@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.spec import load_spec
 from tests.cluster.scenario import Scenario
 from tests.runtime.ranks import Ended, Ranks, make_run, outcome, run_ranks
@@ -274,6 +276,21 @@ def check_job(scenario: Scenario, reason: str) -> None:
     assert [line["item"] for line in lines] == [json.loads(prompt)["prompt"] for prompt in prompts]
     assert [line["index"] for line in lines] == list(range(LONG_PROMPTS))
     assert os.listdir(scenario.dir.path / "answers.jsonl.parts") == ["manifest.json"]
+
+
+def test_job_of_the_page_finds_its_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (command,) = re.findall(r"^\$ (hpcaccel submit jobs/inference/job\.yaml)$", PAGE.read_text(), re.M)
+    shutil.copytree(JOB, tmp_path / "jobs" / "inference")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    scenario = Scenario(None, tmp_path)
+    smaller = ["slurm.nodes=1", "slurm.gpus_per_node=1", "args.max-new-tokens=4"]
+    model = f"args.model={tiny_model(tmp_path / 'model')}"
+    answer = scenario.cli(*command.split()[1:], "--cluster", "local", model, *smaller, "--json")
+    scenario.dir = RunDir(json.loads(answer.stdout)["path"])
+    assert scenario.wait_until_over() == 0, scenario.story
+    prompts = (JOB / "prompts.jsonl").read_text().splitlines()
+    lines = lines_of(scenario.dir.path / "answers.jsonl")
+    assert [line["item"] for line in lines] == [json.loads(prompt)["prompt"] for prompt in prompts]
 
 
 @pytest.mark.chaos

@@ -56,6 +56,11 @@ def test_booleans_have_values_and_switches_may_have_one() -> None:
         (["--num-processes", "two", "t.py"], "--num-processes 'two' must be a whole number"),
         (["--monitor-interval", "x", "t.py"], "--monitor-interval 'x' must be a number"),
         (["--mixed-precision", "fp17", "t.py"], "'fp17' is not valid (allowed: no, fp16, bf16, fp8)"),
+        (
+            ["--parallelism-config-cp-comm-strategy", "ring", "t.py"],
+            "--parallelism-config-cp-comm-strategy 'ring' is not valid (allowed: allgather, alltoall)",
+        ),
+        (["--parallelism-config-sp-backend=torch", "t.py"], "'torch' is not valid (allowed: deepspeed)"),
         (["--fsdp-offload-params", "maybe", "t.py"], "--fsdp-offload-params 'maybe' must be true or false"),
         (["--num-processes", "--cpu", "t.py"], "--num-processes needs a value, such as --num-processes 2"),
         (["--zero-stage"], "--zero-stage needs a value, such as --zero-stage 3"),

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.launch.gpus import count_gpus, find_gpus
+from hpcaccel.launch import gpus
+from hpcaccel.launch.gpus import count_gpus, find_gpus, has_other_devices
 
-from .planning import plan
+from .planning import PYTHON, config, plan, refusal
 
 NVIDIA_SMI = """#!/bin/bash
 echo 'GPU 0: NVIDIA H100 (UUID: GPU-1)'
@@ -85,3 +86,45 @@ def test_launcher_asks_nvidia_smi_once_if_at_all(
     found = plan(f"{flags} t.py", {"PATH": str(tmp_path)})
     assert len(Path("calls").read_text().splitlines()) == calls
     assert found.environ.get("CUDA_VISIBLE_DEVICES") == ("0,1" if "ids" in flags else None)
+
+
+@pytest.fixture
+def no_gpu(system: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without GPUs, in whose folder ``t.py`` is; its folder of device files."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.py").touch()
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    monkeypatch.setattr(gpus.has_other_devices, "__kwdefaults__", {"devices": devices})
+    monkeypatch.setattr(gpus.find_gpus, "__kwdefaults__", {"system": system})
+    return devices
+
+
+def test_gpu_ids_on_a_machine_without_gpus_are_refused(no_gpu: Path) -> None:
+    for flags in ("--gpu-ids 0,2", "--gpu-ids 0", "--gpu-ids 0,1 --num-processes 2"):
+        assert "this machine has no GPU. To try the script on CPUs, use --cpu" in refusal(f"{flags} t.py", {})
+    assert refusal("--gpu-ids 0,2 t.py", {}).startswith("--gpu-ids 0,2: ")
+
+
+def test_gpu_ids_that_are_all_or_in_the_file_are_no_mistake_without_gpus(no_gpu: Path) -> None:
+    assert plan("--gpu-ids all t.py", {}).command == [PYTHON, "t.py"]
+    assert plan("t.py", {}, config(gpu_ids="0", distributed_type="NO")).command == [PYTHON, "t.py"]
+
+
+def test_gpu_ids_on_cpus_have_no_effect(no_gpu: Path) -> None:
+    found = plan("--cpu --gpu-ids 0,2 t.py", {})
+    assert (found.command, found.notes) == ([PYTHON, "t.py"], ["--gpu-ids with --cpu: no effect"])
+    assert plan("--gpu-ids 0,2 t.py", {"ACCELERATE_USE_CPU": "1"}).notes == found.notes
+
+
+@pytest.mark.parametrize("name", ["davinci0", "dri/renderD128", "nvidia0"])
+def test_gpu_ids_may_be_those_of_accelerators_that_are_not_counted(no_gpu: Path, name: str) -> None:
+    assert not has_other_devices(devices=no_gpu)
+    (no_gpu / name).parent.mkdir(exist_ok=True)
+    (no_gpu / name).touch()
+    assert has_other_devices(devices=no_gpu)
+    assert plan("--gpu-ids 0 t.py", {}).command == [PYTHON, "t.py"]
+
+
+def test_gpu_ids_may_be_those_of_the_devices_in_the_file(no_gpu: Path) -> None:
+    assert plan("--gpu-ids 0,1 t.py", {}, config(distributed_type="MULTI_NPU", num_processes=2)).command

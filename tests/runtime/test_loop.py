@@ -100,3 +100,15 @@ def test_training_step_after_the_steps_loop_ends_phase_finishing() -> None:
     training.step()
     training.accelerator.checkpoint()
     assert (training.status.phase, training.status.first_step) == ("training", 4)
+
+
+def checkpoint(training: Training) -> None:
+    training.step()
+    training.accelerator.checkpoint()
+
+
+@pytest.mark.parametrize("train", [epochs_to_their_end, steps_to_their_end, steps_of_its_own, checkpoint])
+def test_warning_that_nothing_is_saved_names_the_line_of_the_script(train: Callable[[Training], None]) -> None:
+    with pytest.warns(UserWarning, match="nothing will be saved") as found:
+        train(Training())
+    assert [one.filename for one in found] == [__file__]

@@ -120,6 +120,16 @@ def test_failed_rank_and_its_error_are_named_on_all_other_ranks(case: str) -> No
     assert ended.codes == [1, 1, 1]
 
 
+def test_optimizer_without_its_model_is_warned_of_once() -> None:
+    ended = run_ranks("without_model.py", size=2)
+    assert ended.codes == [0, 0], "\n".join(ended.outputs)
+    assert "{'alone': True, 'later': False, 'compiled later': False, 'wrapped': False" in ended.outputs[0]
+    warning = "no parameter of this SGD belongs to a prepared model"
+    assert [output.count(warning) for output in ended.outputs] == [1, 0]
+    number = (PROGRAMS / "without_model.py").read_text().split("optimizer.step()")[0].count("\n") + 1
+    assert f"without_model.py:{number}: {warning}" in ended.outputs[0]
+
+
 @pytest.mark.chaos
 def test_late_rank_is_waited_for() -> None:
     ended = run_ranks("misuse.py", ["one_is_late", LONG], size=2)

@@ -489,6 +489,30 @@ def test_misused_loading_is_refused(tmp_path: Path) -> None:
         load_checkpoint_in_model(made(), checkpoint, {"": "cpu"}, dtype="float17")
 
 
+def test_argument_that_is_no_module_and_weights_without_values_are_refused(tmp_path: Path) -> None:
+    for load in (load_checkpoint_in_model, load_checkpoint_and_dispatch):
+        with pytest.raises(
+            RuntimeMisuse, match=rf"nn\.Module, but is 'saved': call {load.__name__}\(model, checkpoint"
+        ):
+            load("saved", made(), "auto")  # type: ignore[operator]
+    with pytest.raises(RuntimeMisuse, match=r"nn\.Module, but is a dict: call dispatch_model\(model, device_map\)"):
+        dispatch_model({"": "cpu"}, made())  # type: ignore[arg-type]
+    with init_empty_weights():
+        empty = made()
+    with pytest.raises(
+        OffloadError, match=r"cannot move Model to cpu: .* no values \(embedding\.weight, .*Load and dis"
+    ):
+        dispatch_model(empty, {"": "cpu"})
+    on_disk = r"puts the whole model on disk: pass a folder as offload_dir .* or offload_folder"
+    with pytest.raises(OffloadError, match=on_disk):
+        dispatch_model(made(), {"": "disk"})
+    with pytest.raises(OffloadError, match=on_disk):
+        Accelerator(cpu=True).prepare(made(), device_map={"": "disk"})
+    distributed = disk_offload(made(), tmp_path / "folder")
+    with pytest.raises(OffloadError, match="parts of the model are offloaded"):
+        dispatch_model(distributed, {"": "cpu"})
+
+
 def test_pickled_checkpoint_runs_no_code(tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:

@@ -97,14 +97,27 @@ def test_blocks_are_split_only_if_they_are_larger_than_a_share() -> None:
 
 
 def test_too_few_parts_are_an_error() -> None:
-    with pytest.raises(RuntimeMisuse, match=r"Linear has 0 parts .* too few for 2 ranks: start at most 1 ranks"):
+    with pytest.raises(RuntimeMisuse, match=r"Linear has 0 parts .* too few for 2 ranks: start at most 1 rank$"):
         generate_device_map(nn.Linear(2, 2), 2)
-    with pytest.raises(RuntimeMisuse, match="Model has 4 parts"):
+    with pytest.raises(RuntimeMisuse, match=r"Model has 4 parts .* 4 ranks, or pass split_points with 4 module names$"):
         generate_device_map(Model([16] * 2), 5, no_split_module_classes=["Block"])
     with pytest.raises(RuntimeMisuse, match="num_processes=0"):
         generate_device_map(nn.Linear(2, 2), 0)
     with pytest.raises(RuntimeMisuse, match="no module for process 2 of 3"):
         split_points_of({"a": 0, "b": 1}, 3)
+
+
+def test_class_that_no_module_has_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model([16] * 4)
+    model._no_split_modules = ["Blocks"]  # type: ignore[assignment]
+    for names in (None, ["Block"], model._no_split_modules):
+        generate_device_map(model, 2, names)  # type: ignore[arg-type]
+    assert not caplog.text
+    generate_device_map(model, 2, ["Block", "Lineer"])
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "no_split_module_classes: Model has no module of class 'Lineer' (did you mean 'Linear'?)"
+    )
 
 
 def test_map_for_given_memory_fills_the_devices_in_order() -> None:

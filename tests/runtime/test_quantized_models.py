@@ -240,6 +240,33 @@ def test_default_keeps_tied_weights_and_the_last_module(caplog: pytest.LogCaptur
     assert type(attention[2]).__name__ == "Linear8bitLt"
     replace_with_bnb_layers(nn.Sequential(nn.ReLU()), config(**EIGHT))
     assert "Sequential has no linear layers that could be quantised" in caplog.text
+    load_and_quantize_model(load_and_quantize_model(model(), config(**EIGHT)), config(**EIGHT))
+    assert caplog.messages[-1] == "Model is quantised already"
+
+
+def test_names_that_the_model_lacks_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    known = {"skip_modules": ["head", "1.wide", "listed"], "keep_in_fp32_modules": ["blocks.0", "norm.weight"]}
+    found = model()
+    found._keep_in_fp32_modules = ["listed"]  # type: ignore[assignment]
+    load_and_quantize_model(found, config(**EIGHT, **known))
+    assert not caplog.text
+    wrong = {"skip_modules": ["head", "hed", "1.wyde"], "keep_in_fp32_modules": ["lm"]}
+    load_and_quantize_model(model(), config(**EIGHT, **wrong))
+    assert caplog.messages == [
+        "BnbQuantizationConfig.skip_modules: Model has no module 'hed' (did you mean 'head'?), "
+        "'1.wyde' (did you mean '1.wide'?)",
+        "BnbQuantizationConfig.keep_in_fp32_modules: Model has no module 'lm'",
+    ]
+
+
+def test_arguments_of_a_wrong_type_and_a_map_that_offloads_all_are_errors(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeMisuse, match=r"a BnbQuantizationConfig: call load_and_quantize_model\(model, bnb_"):
+        load_and_quantize_model(config(**EIGHT), model())  # type: ignore[arg-type]
+    with pytest.raises(RuntimeMisuse, match=r"must be a BnbQuantizationConfig, such as .* but is a dict"):
+        load_and_quantize_model(model(), EIGHT)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"device_map": "auto", "max_memory": {"cpu": "10KB"}, "offload_folder": tmp_path / "new"}
+    with pytest.raises(OffloadError, match="the device map offloads the whole model, and layers in 4 bits"):
+        load_and_quantize_model(empty(), config(**FP4), files, **options)
 
 
 @pytest.mark.parametrize(

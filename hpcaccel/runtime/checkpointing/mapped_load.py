@@ -21,7 +21,7 @@ from hpcaccel.runtime.compat.introspection import find_tied_parameters, retie_pa
 from hpcaccel.runtime.offload.device_map import resolve_device_map
 from hpcaccel.runtime.offload.dispatch import dispatch_model
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError, as_dtype
-from hpcaccel.runtime.offload.model_parts import check_tied_parameters_on_same_device
+from hpcaccel.runtime.offload.model_parts import check_module, check_tied_parameters_on_same_device
 from hpcaccel.runtime.offload.quantized_tensors import bits_of
 from hpcaccel.runtime.offload.tensor_placement import clear_cache_of
 from hpcaccel.runtime.offload.weight_store import save_offload_index
@@ -67,9 +67,10 @@ def load_checkpoint_in_model(
         CheckpointError: there is no such file; a file cannot be read; shapes differ; names differ, and ``strict`` is
             true.
         OffloadError: a tensor has no device in the map; a part is on disk, and there is no ``offload_folder``.
-        RuntimeMisuse: there is no device map, but a ``dtype``, a folder, or layers of bitsandbytes; for the reasons
-            that ``load_sharded`` lists.
+        RuntimeMisuse: there is no device map, but a ``dtype``, a folder, or layers of bitsandbytes; ``model`` is not a
+            module; for the reasons that ``load_sharded`` lists.
     """
+    check_module(model, "load_checkpoint_in_model(model, checkpoint)")
     path = Path(checkpoint)
     quantized = any(bits_of(parameter) for parameter in model.parameters())
     if device_map is None or holds_shards(model):
@@ -159,6 +160,7 @@ def load_checkpoint_and_dispatch(
     Raises:
         CheckpointError, RuntimeMisuse: as in ``load_checkpoint_in_model`` and ``dispatch_model``.
     """
+    check_module(model, "load_checkpoint_and_dispatch(model, checkpoint, device_map=...)")
     loading: dict[str, Any] = {"dtype": dtype, "offload_buffers": offload_buffers}
     choosing: dict[str, Any] = {"max_memory": max_memory, "no_split_module_classes": no_split_module_classes}
     places = None if device_map is None else resolve_device_map(model, device_map, **choosing, **loading)

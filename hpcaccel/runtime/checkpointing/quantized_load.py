@@ -18,6 +18,7 @@ from hpcaccel.runtime.offload.device_map import resolve_device_map
 from hpcaccel.runtime.offload.device_memory import as_device, default_device
 from hpcaccel.runtime.offload.dispatch import dispatch_model
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError
+from hpcaccel.runtime.offload.model_parts import check_module, warn_of_unknown
 from hpcaccel.runtime.offload.quantized_layers import (
     BnbQuantizationConfig,
     get_keys_to_not_convert,
@@ -62,13 +63,17 @@ def load_and_quantize_model(
 
     Raises:
         PackageMissing: bitsandbytes is not installed, or too old; it is an ImportError.
-        RuntimeMisuse: the model is on the meta device, and there is no ``weights_location``.
+        RuntimeMisuse: a model on the meta device has no ``weights_location``; an argument has a wrong type.
         OffloadError: a computed map offloads parts of a model in 4 bits, or there is no folder for parts on disk.
         CheckpointError: the files cannot be read; they have no values for some weights; shapes differ.
     """
+    check_module(model, "load_and_quantize_model(model, bnb_quantization_config)")
+    _check_config(bnb_quantization_config)
     require("bitsandbytes", "load_and_quantize_model()", install=f"'bitsandbytes>={AT_LEAST}'", at_least=AT_LEAST)
     config = bnb_quantization_config
     kept = list(config.keep_in_fp32_modules or ())
+    for field in ("skip_modules", "keep_in_fp32_modules"):
+        _warn_of_unknown_modules(model, field, getattr(config, field) or ())
     skipped = [*(get_keys_to_not_convert(model) if config.skip_modules is None else config.skip_modules), *kept]
     if config.load_in_4bit and isinstance(device_map, Mapping) and len(device_map) > 1:
         skipped += _offloaded(device_map)
@@ -88,6 +93,29 @@ def load_and_quantize_model(
     )
     _refuse_empty(model, places, weights_location)
     return dispatch_model(model, places, offload_dir=offload_folder)
+
+
+def _check_config(config: Any) -> None:
+    # Accelerate's class of this name has the same fields.
+    if all(kind.__name__ != BnbQuantizationConfig.__name__ for kind in type(config).__mro__):
+        raise RuntimeMisuse(
+            "load_and_quantize_model(): bnb_quantization_config must be a BnbQuantizationConfig, such as "
+            f"BnbQuantizationConfig(load_in_8bit=True), but is a {type(config).__name__}"
+        )
+
+
+def _warn_of_unknown_modules(model: nn.Module, field: str, entries: Collection[str]) -> None:
+    """Warn of entries that name nothing in the model. Those that its class lists for all its models may."""
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    names = [name for name, _ in [*model.named_modules(remove_duplicate=False), *tensors]]
+    listed = {
+        *(getattr(model, "_keep_in_fp32_modules", None) or ()),
+        *(getattr(model, "_keep_in_fp32_modules_strict", None) or ()),
+    }
+    unknown = [one for one in entries if one not in listed and not any(is_one_of(name, [one]) for name in names)]
+    if unknown:
+        ends = {".".join(parts[at:]) for name in names for parts in [name.split(".")] for at in range(len(parts))}
+        warn_of_unknown(f"BnbQuantizationConfig.{field}", unknown, model, "module", sorted(ends))
 
 
 def _quantize_in_place(
@@ -132,8 +160,9 @@ def _places(
     )
     wrong = [name for name in _offloaded(places) if not is_one_of(name, skipped)] if config.load_in_4bit else []
     if wrong:
+        parts = shortened([name or "the whole model" for name in wrong], 5)
         raise OffloadError(
-            f"the device map offloads {shortened(wrong, 5)}, and layers in 4 bits are not offloaded. Give the model "
+            f"the device map offloads {parts}, and layers in 4 bits are not offloaded. Give the model "
             "more memory, use 8 bits, or pass a device map of several modules: those that it offloads are not quantised"
         )
     return places

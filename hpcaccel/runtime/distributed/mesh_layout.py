@@ -59,20 +59,33 @@ def arrange(world_size: int, local_world_size: int, settings: Settings, handlers
     if shard is None and "HYBRID" in str(getattr(handlers.fsdp, "sharding_strategy", None)).upper():
         shard = local_world_size
     data, rest = divmod(world_size, tensor * context)
+    wanted_shard = shard
     if settings.strategy != "fsdp":
-        shard = 1
+        shard, wanted_shard = 1, None if replicate is None else 1
     elif shard is None:
         shard = max(1, data // (replicate or 1))
     found = MeshLayout(data // shard, shard, tensor, context)
     if rest or found.data != data or replicate not in (None, 1, found.replicate) or found.replicate < 1:
-        sizes = f"dp_replicate={replicate or 'any'}, dp_shard={shard}, tp={tensor}"
-        sizes += f", cp={context}" if context > 1 else ""
-        raise RuntimeMisuse(
-            f"{world_size} ranks cannot be arranged as {sizes}: the product of the sizes must equal the number of "
-            "ranks. Change the sizes (fsdp.shard_size, tensor_parallel_size, context_parallel_size, ParallelismConfig) "
-            "or the number of ranks"
-        )
+        sizes = {"dp_replicate": replicate, "dp_shard": wanted_shard, "cp": context, "tp": tensor}
+        where = " (fsdp.shard_size, tensor_parallel_size, context_parallel_size, ParallelismConfig)"
+        raise _does_not_fit(world_size, sizes, where=where)
     return found
+
+
+def _does_not_fit(world_size: int, sizes: Mapping[str, int | None], *, where: str = "") -> RuntimeMisuse:
+    """The error about sizes that do not fit the number of ranks. It leaves out those that are not set.
+
+    Args:
+        where: where the sizes may be set, in parentheses.
+    """
+    data = {name: size for name, size in sizes.items() if name.startswith("dp_") and size is not None}
+    others = {name: size for name, size in sizes.items() if not name.startswith("dp_") and size not in (None, 1)}
+    shown = ", ".join(f"{name}={size}" for name, size in {**data, **others}.items())
+    ranks = f"{world_size} rank{'s' * (world_size != 1)}"
+    return RuntimeMisuse(
+        f"{ranks} cannot be arranged as {shown}: the product of all sizes must equal the number of ranks "
+        f"(data-parallel sizes that are not set follow from it). Change the sizes{where} or the number of ranks"
+    )
 
 
 def _tensor_size(settings: Settings, handlers: Any) -> int:
@@ -125,10 +138,8 @@ def _check_sequence_size(world_size: int, settings: Settings, config: Any) -> No
             f"ParallelismConfig(cp_size={size})"
         )
     if world_size % size or (data > 1 and data * size != world_size):
-        raise RuntimeMisuse(
-            f"{world_size} ranks cannot be arranged as dp={data if data > 1 else 'any'}, sp={size}: the product of the "
-            "sizes must equal the number of ranks. Change the sizes or the number of ranks"
-        )
+        sizes = {"dp_replicate": config.dp_replicate_size, "dp_shard": config.dp_shard_size, "sp": size}
+        raise _does_not_fit(world_size, sizes)
 
 
 def _one_size(kind: str, sizes: Mapping[str, int | None]) -> int:

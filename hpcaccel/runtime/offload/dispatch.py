@@ -16,8 +16,8 @@ from hpcaccel.runtime.offload.aligned_devices import AlignDevicesHook
 from hpcaccel.runtime.offload.attach import Attachment, attach_align_device_hook_on_blocks, guard_moves
 from hpcaccel.runtime.offload.device_memory import as_device
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError
-from hpcaccel.runtime.offload.model_parts import check_device_map, device_of
-from hpcaccel.runtime.offload.module_hooks import CpuOffload, UserCpuOffloadHook, add_hook_to_module
+from hpcaccel.runtime.offload.model_parts import check_device_map, check_module, device_of
+from hpcaccel.runtime.offload.module_hooks import CpuOffload, UserCpuOffloadHook, add_hook_to_module, is_offloaded
 from hpcaccel.runtime.offload.tensor_placement import TiedTensors, clear_cache_of, set_module_tensor_to_device
 from hpcaccel.runtime.offload.weight_store import (
     INDEX,
@@ -210,11 +210,14 @@ def dispatch_model(
 
     Raises:
         OffloadError: the map has no device for some tensors; there is no folder for the parts on disk, or it has no
-            weights for them.
+            weights for them; some tensors are on the meta device.
+        RuntimeMisuse: ``model`` is not a module.
     """
+    check_module(model, "dispatch_model(model, device_map)")
     check_device_map(model, device_map)
     devices = list(dict.fromkeys(device_map.values()))
     if len(devices) == 1 and devices != ["disk"] and not force_hooks:
+        _refuse_empty(model, devices[0])
         return _with_map(model.to(as_device(devices[0])), device_map)
     if main_device is None:
         main_device = next((one for one in devices if str(one) not in ("cpu", "disk")), "cpu")
@@ -235,6 +238,21 @@ def dispatch_model(
     retie_parameters(model, [[name for name in group if name not in common.tie_keys] for group in ties])
     guard_moves(model)
     return _with_map(model, device_map)
+
+
+def _refuse_empty(model: nn.Module, device: Any) -> None:
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    empty = [name for name, tensor in tensors if tensor.is_meta]
+    if empty and as_device(device).type != "meta":
+        remedy = (
+            "Call hpcaccel.hooks.remove_hook_from_submodules(model) first: parts of the model are offloaded"
+            if is_offloaded(model)
+            else "Load and distribute the model with load_checkpoint_and_dispatch(model, checkpoint, device_map=...)"
+        )
+        raise OffloadError(
+            f"cannot move {type(model).__name__} to {device}: tensors on the meta device have no values "
+            f"({shortened(empty, 5)}). {remedy}"
+        )
 
 
 def _with_map(model: nn.Module, device_map: Mapping[str, Any]) -> nn.Module:
@@ -261,7 +279,11 @@ def _weights(
     if not on_disk:
         return None if state_dict is None and index is None else OffloadedWeightsLoader(state_dict, None, index or {})
     if folder is None and index is None:
-        raise OffloadError(f"the device map puts {shortened(on_disk, 5)} on disk: pass a folder as offload_dir")
+        parts = shortened([name or "the whole model" for name in on_disk], 5)
+        raise OffloadError(
+            f"the device map puts {parts} on disk: pass a folder as offload_dir (dispatch_model) or offload_folder "
+            "(Accelerator.prepare)"
+        )
     if index is None:
         folder = written_folder(folder)
         if not Path(folder, INDEX).is_file():

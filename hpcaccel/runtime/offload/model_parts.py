@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import warnings
 from collections.abc import Collection, Container, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from hpcaccel.runtime.offload.mapped_tensors import OffloadError
 __all__ = [
     "Part",
     "check_device_map",
+    "check_module",
     "check_tied_parameters_in_config",
     "check_tied_parameters_on_same_device",
     "compute_module_total_buffer_size",
@@ -29,6 +32,7 @@ __all__ = [
     "part_of",
     "split_part",
     "ties_outside",
+    "warn_of_unknown",
 ]
 
 log = logging.getLogger(__name__)
@@ -166,6 +170,34 @@ def device_of(name: str, device_map: Mapping[str, Any]) -> Any:
     if part is None:
         raise OffloadError(f"the device map has no device for {name} (it has {shortened([*device_map], 8)})")
     return device_map[part]
+
+
+def check_module(model: Any, call: str) -> None:
+    """Check the first argument of a function.
+
+    Args:
+        call: how the function is called, for the message.
+
+    Raises:
+        RuntimeMisuse: it is not a module.
+    """
+    if not isinstance(model, nn.Module):
+        given = f"{str(model)!r}" if isinstance(model, str | Path) else f"a {type(model).__name__}"
+        raise RuntimeMisuse(f"the first argument must be a torch.nn.Module, but is {given}: call {call}")
+
+
+def warn_of_unknown(argument: str, names: Collection[str], model: nn.Module, what: str, known: Collection[str]) -> None:
+    """Warn of names in an argument that a model does not have, each with the closest one of those that it has.
+
+    Args:
+        what: what the names are, for the message.
+    """
+    told = []
+    for name in names:
+        near = difflib.get_close_matches(str(name), known, n=1)
+        told.append(f"{name!r}{f' (did you mean {near[0]!r}?)' if near else ''}")
+    if told:
+        log.warning("%s: %s has no %s %s", argument, type(model).__name__, what, shortened(told, 8))
 
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:

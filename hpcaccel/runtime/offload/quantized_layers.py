@@ -126,7 +126,9 @@ def replace_with_bnb_layers(
         and not is_one_of(around + name, modules_to_not_convert or ())
     ]
     if not linear:
-        log.warning("%s has no linear layers that could be quantised", type(model).__name__)
+        done = any(bits_of(parameter) for parameter in model.parameters())
+        state = "is quantised already" if done else "has no linear layers that could be quantised"
+        log.warning("%s %s", type(model).__name__, state)
     made = {module: _quantized_layer(module, bnb_quantization_config) for module in {one for _, one in linear}}
     for name, module in linear:
         model.set_submodule(name, made[module])

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from hpcaccel.core.formatting import counted
 from hpcaccel.errors import HpcaccelError, RuntimeMisuse
 from hpcaccel.runtime.compat.availability import is_torch_version
 from hpcaccel.runtime.distributed.collectives.nested_ops import send_to_device
@@ -121,6 +122,9 @@ def build_pipeline(
         raise RuntimeMisuse(f"pipelines need torch 2.7 or later, but torch {torch.__version__} is installed")
     group = group_of_stages()
     points = list(split_points)
+    if args is not None and not isinstance(args, tuple | list):
+        given = "(x,)" if isinstance(args, torch.Tensor) else "(tensor, ...)"
+        raise RuntimeMisuse(f"example_args must be a tuple: example_args={given}. It is a {type(args).__name__}")
     if num_chunks < 1:
         raise RuntimeMisuse(f"num_chunks={num_chunks}: pass a positive number of chunks")
     if any(tensor.is_meta for tensor in [*model.parameters(), *model.buffers()]):
@@ -132,7 +136,7 @@ def build_pipeline(
         return _WholeModel(model, group.device)
     if len(points) != group.world_size - 1:
         raise RuntimeMisuse(
-            f"split_points has {len(points)} module names ({', '.join(points) or 'none'}), which make "
+            f"split_points has {counted(len(points), 'module name')} ({', '.join(points) or 'none'}), which make "
             f"{len(points) + 1} stages, but there are {group.world_size} ranks: pass {group.world_size - 1}, or "
             "split_points='auto'"
         )

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpcaccel.core.formatting import counted
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.offload.device_map import infer_auto_device_map
+from hpcaccel.runtime.offload.model_parts import warn_of_unknown
 from hpcaccel.runtime.parallel.wrapping import repeated_blocks
 
 __all__ = ["generate_device_map", "split_points_of"]
@@ -45,27 +47,38 @@ def generate_device_map(
     """
     if num_processes < 1:
         raise RuntimeMisuse(f"num_processes={num_processes}: pass a positive number of processes")
+    listed = list(getattr(model, "_no_split_modules", None) or ())
     if no_split_module_classes is None:
-        no_split_module_classes = list(getattr(model, "_no_split_modules", None) or ())
+        no_split_module_classes = listed
+    given = no_split_module_classes
+    whole = {given} if isinstance(given, str) else set(given)
+    classes = {type(module).__name__ for module in model.modules()}
+    # A model may lack a class that transformers lists for all models of its kind.
+    unknown = sorted(whole - classes - set(listed), key=str)
+    warn_of_unknown("no_split_module_classes", unknown, model, "module of class", sorted(classes))
     if num_processes == 1 or max_memory is not None:
         return infer_auto_device_map(
             model, max_memory, no_split_module_classes=no_split_module_classes, clean_result=False
         )
-    given = no_split_module_classes
-    whole = {given} if isinstance(given, str) else set(given)
     blocks = set(repeated_blocks(model))
     runs = _runs(_parts("", model, whole, blocks, share=_bytes(model) / num_processes))
     if len(runs) < num_processes:
-        raise RuntimeMisuse(
-            f"{type(model).__name__} has {len(runs)} parts with parameters that can begin a stage, too few for "
-            f"{num_processes} ranks: start at most {max(1, len(runs))} ranks, or pass split_points with "
-            f"{num_processes - 1} module names"
-        )
+        raise _too_few(model, len(runs), num_processes)
     found: OrderedDict[str, Any] = OrderedDict()
     ends = _balanced([run.size for run in runs], num_processes)
     for stage, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         found.update((name, stage) for run in runs[start:end] for name in run.names)
     return found
+
+
+def _too_few(model: nn.Module, parts: int, num_processes: int) -> RuntimeMisuse:
+    smallest = len(_runs(_parts("", model, (), (), share=0)))
+    by_hand = f", or pass split_points with {counted(num_processes - 1, 'module name')}"
+    return RuntimeMisuse(
+        f"{type(model).__name__} has {counted(parts, 'part')} with parameters that can begin a stage, too few for "
+        f"{num_processes} ranks: start at most {counted(max(1, parts), 'rank')}"
+        f"{by_hand if smallest >= num_processes else ''}"
+    )
 
 
 def split_points_of(device_map: Mapping[str, Any], num_processes: int) -> list[str]:
@@ -80,7 +93,7 @@ def split_points_of(device_map: Mapping[str, Any], num_processes: int) -> list[s
     if missing := [process for process in range(1, num_processes) if process not in first]:
         raise RuntimeMisuse(
             f"the device map has no module for process {missing[0]} of {num_processes}: pass split_points with "
-            f"{num_processes - 1} module names"
+            f"{counted(num_processes - 1, 'module name')}"
         )
     return [first[process] for process in range(1, num_processes)]
 

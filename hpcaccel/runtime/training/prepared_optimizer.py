@@ -64,6 +64,17 @@ class PreparedOptimizer(Optimizer):
         self._on_step = on_step
         self._reducer = reducer
 
+    def before_first_step(self, check: Callable[[], object]) -> None:
+        """Call ``check`` once, before the first step."""
+        before_step = self._before_step
+
+        def once() -> None:
+            self._before_step = before_step
+            check()
+            before_step()
+
+        self._before_step = once
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step, at accumulation boundaries only.
 

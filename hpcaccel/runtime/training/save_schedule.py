@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from hpcaccel import checkpoint_files
 from hpcaccel.errors import CheckpointError
+from hpcaccel.runtime.distributed.collectives.call_site import script_frame
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.loop_context import LoopContext
@@ -78,13 +80,18 @@ class SaveSchedule:
         self._schedule()
 
     def warn_if_no_directory(self) -> None:
-        """Warn if the script expects saves and there is no directory for them."""
-        if self.is_managed and not self.has_place:
-            warnings.warn(
-                "nothing will be saved: there is no run directory. Submit the script with hpcaccel, or pass "
-                "Accelerator(project_dir=...)",
-                stacklevel=5,
-            )
+        """On rank 0, warn if the script expects saves and there is no directory for them."""
+        if not self.is_managed or self.has_place or not self._is_main:
+            return
+        # Counted, because a step may be over in any of the calls that ``StepBoundary`` lists.
+        frame, script, level = sys._getframe(), script_frame(), 1
+        while script is not None and frame is not script and frame.f_back is not None:
+            frame, level = frame.f_back, level + 1
+        warnings.warn(
+            "nothing will be saved: there is no run directory. Submit the script with hpcaccel, or pass "
+            "Accelerator(project_dir=...)",
+            stacklevel=level,
+        )
 
     def begin_at(self, step: int) -> None:
         """Schedule the next save. The checkpoint of ``step`` has just been loaded or saved."""

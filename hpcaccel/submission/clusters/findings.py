@@ -12,7 +12,7 @@ from hpcaccel.spec.cluster.cluster_facts import SiteFacts
 from hpcaccel.spec.loading.layers import read_document
 from hpcaccel.spec.yaml12 import PlainScalar
 
-__all__ = ["Finding", "counted", "error", "listed", "located", "nearest", "warning", "with_age"]
+__all__ = ["Finding", "error", "listed", "located", "nearest", "warning", "with_age"]
 
 _SHOWN = 12
 
@@ -43,10 +43,6 @@ def error(key: str, message: str) -> Finding:
 
 def warning(key: str, message: str) -> Finding:
     return Finding(key=key, message=message, is_error=False)
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str], label: str = "has") -> str:

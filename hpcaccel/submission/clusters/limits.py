@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hpcaccel.core.formatting import counted
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.cluster.cluster_facts import Account, Partition, Qos, SiteFacts
 from hpcaccel.spec.job.quantities import canonical_time, time_seconds
-from hpcaccel.submission.clusters.findings import Finding, counted, error, listed, nearest, warning
+from hpcaccel.submission.clusters.findings import Finding, error, listed, nearest, warning
 
 __all__ = ["accounts", "array_size", "effective_account", "effective_qos", "groups", "job_limits", "partition_limits"]
 

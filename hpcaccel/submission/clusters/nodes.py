@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hpcaccel.core.formatting import counted
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.cluster.cluster_facts import NodeType, Partition, SiteFacts
 from hpcaccel.spec.job.quantities import memory_megabytes
 from hpcaccel.spec.job.slurm import SlurmSection
-from hpcaccel.submission.clusters.findings import Finding, counted, error, listed, nearest
+from hpcaccel.submission.clusters.findings import Finding, error, listed, nearest
 
 __all__ = ["hardware"]
 

@@ -149,6 +149,9 @@ def evaluation_mode():
 def no_example():
     with pytest.raises(RuntimeMisuse, match="needs an example of the model's inputs"):
         prepare_pippy(made(Chain))
+    for example, name in ((ids(2), "Tensor"), ({"ids": ids(2)}, "dict")):
+        with pytest.raises(RuntimeMisuse, match=rf"example_args must be a tuple: .* It is a {name}"):
+            prepare_pippy(made(Chain), example_args=example)
     with pytest.raises(RuntimeMisuse, match="does not take these arguments: missing a required argument: 'ids'"):
         prepare_pippy(made(Branches), example_kwargs={"mask": ids(2)})
     with pytest.raises(
@@ -179,7 +182,7 @@ def wrong_settings():
         prepare_pippy(made(Chain), example_args=(ids(2),), num_chunks=2 + (rank == 0))
     with pytest.raises(RuntimeMisuse, match="meta device"):
         prepare_pippy(made(Chain).to("meta"), example_args=(ids(2),))
-    with pytest.raises(RuntimeMisuse, match="has 1 parts with parameters"):
+    with pytest.raises(RuntimeMisuse, match=r"has 1 part with parameters .* start at most 1 rank$"):
         prepare_pippy(nn.Sequential(nn.Linear(6, 6), nn.ReLU()), example_args=(torch.rand(2, 6),))
 
 

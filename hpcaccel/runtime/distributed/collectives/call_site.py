@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 
 import hpcaccel
 
-__all__ = ["call_site", "call_stack", "site_of", "site_of_frame"]
+__all__ = ["call_site", "call_stack", "script_frame", "site_of", "site_of_frame"]
 
 _torch = find_spec("torch")  # torch itself is not imported: a single process may not need it
 _LIBRARY_PATHS = (
@@ -27,6 +27,11 @@ def call_site() -> str:
     """``file:line`` of the current call in the script: the innermost frame outside hpcaccel, torch, contextlib,
     functools and frozen modules."""
     return next(_script_frames(sys._getframe(1)), "an unknown location")
+
+
+def script_frame() -> FrameType | None:
+    """The frame that ``call_site`` describes."""
+    return next(_frames_of_script(sys._getframe(1)), None)
 
 
 def call_stack() -> list[str]:
@@ -51,10 +56,13 @@ def site_of(traceback: TracebackType | None) -> str:
 
 
 def _script_frames(frame: FrameType | None) -> Iterator[str]:
+    return (f"{_short(found.f_code.co_filename)}:{found.f_lineno}" for found in _frames_of_script(frame))
+
+
+def _frames_of_script(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_LIBRARY_PATHS):
-            yield f"{_short(path)}:{frame.f_lineno}"
+        if not frame.f_code.co_filename.startswith(_LIBRARY_PATHS):
+            yield frame
         frame = frame.f_back
 
 
