@@ -116,6 +116,8 @@ class CommandSource(NamedTuple):
     effect: Effect | None = None
     """If not None, the command is forwarded to the cluster of its run; see ``forward``."""
     hidden: bool = False
+    cls: str | None = None
+    """Class of the command in ``module``, if it is not Typer's."""
 
 
 COMMANDS = {
@@ -142,7 +144,7 @@ COMMANDS = {
     "resume": CommandSource("steer", "resume", "changes"),
     "cancel": CommandSource("steer", "cancel", "changes"),
     "stacks": CommandSource("ranks", "stacks", "changes"),
-    "launch": CommandSource("launch", "launch"),
+    "launch": CommandSource("launch", "launch", cls="LaunchCommand"),
     "test": CommandSource("selftest", "selftest"),
     "estimate-memory": CommandSource("estimate_memory", "estimate_memory"),
     "answer": CommandSource("remote.server", "answer", hidden=True),
@@ -164,7 +166,7 @@ class Program(typer.Typer):
         function = getattr(module, entry.attribute)
         if entry.effect is not None:
             function = forwarded([name], function, effect=entry.effect)
-        cls = module.LaunchCommand if name == "launch" else None
+        cls = None if entry.cls is None else getattr(module, entry.cls)
         self.command(name, cls=cls, hidden=entry.hidden)(function)
 
     def without_parameters(self) -> Program:

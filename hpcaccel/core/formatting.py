@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "ago",
     "clean",
     "clock_time",
     "counted",
+    "did_you_mean",
     "duration",
     "gpu_hours",
     "number",
@@ -37,6 +38,18 @@ def shortened(names: Sequence[object], most: int) -> str:
 def counted(number: int, noun: str) -> str:
     """``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """The end of a message about an unknown word, such as ``. Did you mean 'gpu'?``; "" if no known word is similar.
+
+    Args:
+        cutoff: the least similarity, from 0 to 1; see ``difflib.get_close_matches``.
+    """
+    import difflib  # in this function: most programs need no hint
+
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return f". Did you mean {match[0]!r}?" if match else ""
 
 
 def duration(seconds: float) -> str:

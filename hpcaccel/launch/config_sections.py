@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.launch.flags import PARALLELISM_CHOICES
 from hpcaccel.launch.mesh_sizes import SIZES
 
@@ -150,5 +150,4 @@ def dynamo_backend(value: Any) -> str:
 def closest(word: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: the closest known one, or all of them."""
     allowed = list(known)
-    match = difflib.get_close_matches(word, allowed, n=1, cutoff=0.5)
-    return f". Did you mean {match[0]!r}?" if match else f" (allowed: {', '.join(allowed)})"
+    return did_you_mean(word, allowed) or f" (allowed: {', '.join(allowed)})"

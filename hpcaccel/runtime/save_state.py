@@ -114,7 +114,7 @@ def _check_free(session: TrainingSession, numbers: NumberedCheckpoints, place: P
     if alone:
         numbers.refuse_existing(place)
         return
-    ranks = CheckpointRanks(rank=session.group.rank, world_size=session.group.world_size, group=session.group.control)
+    ranks = CheckpointRanks.of(session.group)
     ranks.first("save_state() failed", lambda: numbers.refuse_existing(place))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Sequence
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.errors import HpcaccelError
 
 __all__ = [
@@ -70,8 +70,7 @@ def _partition_hint(stderr: str, partition_names: Callable[[], Sequence[str]]) -
         names = list(partition_names())
     except HpcaccelError:  # no hint: the rejection itself must still be reported
         return ""
-    close = difflib.get_close_matches(match[1], names, n=1)
-    guess = f". Did you mean {close[0]!r}?" if close else ""
+    guess = did_you_mean(match[1], names, cutoff=0.6)
     return f"slurm.partition {match[1]!r} is not on this cluster (has: {', '.join(names)}){guess}"
 
 

@@ -17,6 +17,14 @@ PYTHON = sys.executable
 AGENT = [PYTHON, "-m", "hpcaccel.launch.elastic_agent"]
 GPUS = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 ALONE = {"CUDA_VISIBLE_DEVICES": ""}
+JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+    "SLURM_GPUS_ON_NODE": "4",
+    "SLURMD_NODENAME": "n1",
+}
 
 
 def plan(line: str, env: dict[str, str] = ALONE, config: LaunchConfig | None = None) -> LaunchPlan:

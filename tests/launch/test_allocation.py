@@ -6,20 +6,12 @@ import pytest
 
 from hpcaccel.launch.launch_plan import LaunchPlan
 
+from . import planning
 from .planning import AGENT, ALONE, GPUS, PYTHON, config, plan, refusal, torchrun
 
 pytestmark = pytest.mark.usefixtures("script_and_srun")
 
-JOB = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
-    "SLURM_GPUS_ON_NODE": "4",
-    "SLURMD_NODENAME": "n1",
-    "SLURM_NTASKS": "2",
-    "SLURM_GPUS_PER_TASK": "4",
-}
+JOB = {**planning.JOB, "SLURM_NTASKS": "2", "SLURM_GPUS_PER_TASK": "4"}
 
 
 def step(found: LaunchPlan) -> list[str]:

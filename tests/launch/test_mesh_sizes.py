@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from .planning import ALONE, GPUS, config, plan, refusal, torchrun
+from .planning import ALONE, GPUS, JOB, config, plan, refusal, torchrun
 
 pytestmark = pytest.mark.usefixtures("script_and_srun")
 
 SIZES = ("dp-replicate", "dp-shard", "cp", "sp", "tp")
-JOB = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
-    "SLURM_GPUS_ON_NODE": "4",
-    "SLURMD_NODENAME": "n1",
-}
 CP_3 = "--parallelism-config-cp-size 3 t.py"
 
 

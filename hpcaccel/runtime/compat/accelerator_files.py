@@ -25,11 +25,9 @@ from hpcaccel.runtime.checkpointing.export_model import holds_shards, meet_for_s
 from hpcaccel.runtime.checkpointing.load_model import load_state_dict, load_values
 from hpcaccel.runtime.compat.generator_states import generator_states, restore_generators
 from hpcaccel.runtime.compat.introspection import get_pretty_name
-from hpcaccel.runtime.compat.standalone import save
+from hpcaccel.runtime.compat.standalone import save, settings_in_use
 from hpcaccel.runtime.data.loader import PreparedLoader
 from hpcaccel.runtime.distributed.world import World
-from hpcaccel.runtime.settings import Settings
-from hpcaccel.runtime.training_session import TrainingSession
 
 __all__ = [
     "OPTIMIZER_NAME",
@@ -40,7 +38,6 @@ __all__ = [
     "SCHEDULER_NAME",
     "load_accelerator_state",
     "load_custom_state",
-    "patience",
     "save_accelerator_state",
     "save_custom_state",
 ]
@@ -206,12 +203,6 @@ def load_custom_state(obj: Any, path: str | os.PathLike[str], index: int = 0) ->
     obj.load_state_dict(_read(file, torch.device("cpu"), {}))
 
 
-def patience() -> Settings:
-    """The settings that say how long ranks wait for each other in a call."""
-    session = TrainingSession.existing()
-    return Settings() if session is None else session.settings
-
-
 def _name(stem: str, number: int, suffix: str = "bin") -> str:
     return f"{stem}.{suffix}" if number == 0 else f"{stem}_{number}.{suffix}"
 
@@ -221,7 +212,7 @@ def _begin(folder: Path, kinds: Sequence[str], generators: Path, step: int) -> N
     from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 
     group = World.current().group
-    meet_for_shards(group, patience(), "save_accelerator_state()")
+    meet_for_shards(group, settings_in_use(), "save_accelerator_state()")
     ranks = CheckpointRanks.of(group)
     ranks.run(f"{folder} cannot be prepared", lambda: _prepare(folder, kinds))
     ranks.run(f"{generators} cannot be written", lambda: _write_generators(generators, step))

@@ -18,8 +18,9 @@ from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import CheckpointError
 from hpcaccel.runtime.checkpointing.export_model import named_state
 from hpcaccel.runtime.checkpointing.sharded_load import LoadedWeights, device_of_model
-from hpcaccel.runtime.compat.accelerator_files import OPTIMIZER_NAME, patience
+from hpcaccel.runtime.compat.accelerator_files import OPTIMIZER_NAME
 from hpcaccel.runtime.compat.introspection import is_peft_model
+from hpcaccel.runtime.compat.standalone import settings_in_use
 from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.parallel import meta_device
 from hpcaccel.runtime.parallel.ddp import unwrap
@@ -71,7 +72,7 @@ def save_fsdp_model(
 
     kind = kind_of(fsdp_plugin)
     state = _model_state(model, adapter_only=adapter_only, kind=kind)
-    FsdpFiles(output_dir, FSDP_MODEL_NAME, model_index, kind, use_dcp=use_dcp).save("model", state, patience())
+    FsdpFiles(output_dir, FSDP_MODEL_NAME, model_index, kind, use_dcp=use_dcp).save("model", state, settings_in_use())
 
 
 def save_fsdp_optimizer(
@@ -105,7 +106,7 @@ def save_fsdp_optimizer(
         ],
     }
     files = FsdpFiles(output_dir, OPTIMIZER_NAME, optimizer_index, kind_of(fsdp_plugin), use_dcp=use_dcp)
-    files.save("optimizer", state, patience())
+    files.save("optimizer", state, settings_in_use())
 
 
 # -- loading
@@ -140,7 +141,7 @@ def load_fsdp_model(
     kind = kind_of(fsdp_plugin)
     if meta_device.is_empty(model):
         meta_device.give_memory(model, device_of_model(model))
-    stored = FsdpFiles(input_dir, FSDP_MODEL_NAME, model_index, kind, use_dcp=use_dcp).open(patience())
+    stored = FsdpFiles(input_dir, FSDP_MODEL_NAME, model_index, kind, use_dcp=use_dcp).open(settings_in_use())
     state = _model_state(model, adapter_only=adapter_only, kind=kind)
     targets = {(name,): one for name, one in state.items() if isinstance(one, torch.Tensor)}
     missing = [way[0] for way in targets if way not in stored.tensors]
@@ -180,7 +181,7 @@ def load_fsdp_optimizer(
 
     optimizer, names = _raw(optimizer), _names(model)
     files = FsdpFiles(input_dir, OPTIMIZER_NAME, optimizer_index, kind_of(fsdp_plugin), use_dcp=use_dcp)
-    stored = files.open(patience())
+    stored = files.open(settings_in_use())
     numbered, values = optimizer.state_dict(), stored.values()
     below = _Below(stored, values)
     groups: list[dict[str, Any]] = []

@@ -156,10 +156,14 @@ def save(
         RuntimeMisuse: ``obj`` contains shards, and some ranks did not call this function; ``obj`` is a sharded module;
             or safetensors cannot store ``obj``.
     """
-    session = TrainingSession.existing()
-    settings = Settings() if session is None else session.settings
     group = World.current().group
-    export_model.save(obj, f, group, settings, safe=safe_serialization, on_each_node=save_on_each_node)
+    export_model.save(obj, f, group, settings_in_use(), safe=safe_serialization, on_each_node=save_on_each_node)
+
+
+def settings_in_use() -> Settings:
+    """The training's settings, which include how long ranks wait for each other; the defaults without a training."""
+    session = TrainingSession.existing()
+    return Settings() if session is None else session.settings
 
 
 def load(f: str | os.PathLike[str] | Any, map_location: Any = None, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@ rows."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.collectives.nested_tensors import tensor_kind
 
@@ -232,8 +232,7 @@ def split_at(model: nn.Module, points: Sequence[str]) -> Iterator[Counter[str]]:
 
     for name in points:
         if name not in modules or not name:
-            near = difflib.get_close_matches(str(name), modules, n=1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(name), modules, cutoff=0.6)
             raise RuntimeMisuse(f"split_points: {type(model).__name__} has no module {name!r}{hint}")
     try:
         for name in points:

@@ -6,7 +6,6 @@ jobs on this machine, without Slurm.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, WithJsonSchema
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.environment_fields import EnvironmentSection
 from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, section_field, text_list
@@ -153,8 +153,7 @@ def load_profile(name: str | None = None) -> ClusterProfile | None:
     if name == "local":
         return ClusterProfile(name="local", backend="local")
     names = profile_names()
-    match = difflib.get_close_matches(name, names, n=1)
-    hint = f". Did you mean {match[0]!r}?" if match else ""
+    hint = did_you_mean(name, names, cutoff=0.6)
     raise SpecError(f"no cluster profile {name!r} (available: {', '.join(names)}) in {profiles_directory()}{hint}")
 
 

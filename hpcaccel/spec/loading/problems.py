@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.spec.job.fields import Inside, Section
 from hpcaccel.spec.loading.layers import Layer
 from hpcaccel.spec.loading.overrides import section_by_name, section_of, sections
 from hpcaccel.spec.yaml12 import KeyPath, PlainScalar, Problem, SourceLocation
 
-__all__ = ["conflicts", "describe", "did_you_mean", "report"]
+__all__ = ["conflicts", "describe", "report"]
 
 _SHOWN = 80
 _EXPECTED = re.compile(r"'([^']*)'")
@@ -55,11 +55,6 @@ def report(problems: Sequence[Problem]) -> list[str]:
     sources = list(dict.fromkeys(problem.place.source for problem in problems))
     ordered = sorted(problems, key=lambda problem: (sources.index(problem.place.source), problem.place.line or 0))
     return list(dict.fromkeys(map(str, ordered)))
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f". Did you mean {match[0]!r}?" if match else ""
 
 
 def _line(details: Any, model: type[BaseModel], layer: Layer, source: str) -> Problem:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.spec.job.fields import Conflict, Count, Natural, Section
-from hpcaccel.spec.loading.problems import did_you_mean
 
 __all__ = ["Asha", "Hyperband", "Median", "Pruner", "PrunerChoice"]
 

@@ -12,13 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.job_spec import JobSpec
 from hpcaccel.spec.job.quantities import format_number
 from hpcaccel.spec.loading.expand import escape, expand
 from hpcaccel.spec.loading.layers import Layer, put
 from hpcaccel.spec.loading.overrides import setting_path
-from hpcaccel.spec.loading.problems import describe, did_you_mean
+from hpcaccel.spec.loading.problems import describe
 from hpcaccel.spec.sweep.parameters import Parameter, allowed_text, condition_text, same, value_text
 from hpcaccel.spec.sweep.points import MISSING, applies, contains, in_order, index_of, layer_of, value_at, values
 from hpcaccel.spec.sweep.sweep_fields import UNCONDITIONAL, SweepSection

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.spec.job.entrypoint import argument_value
 from hpcaccel.spec.job.fields import Conflict, Count, Natural, Positive, Section, Seed, Word, checked_text
 from hpcaccel.spec.job.job_spec import JobSpec
-from hpcaccel.spec.loading.problems import did_you_mean
 from hpcaccel.spec.sweep.parameters import Parameter
 from hpcaccel.spec.sweep.pruners import Pruner, PrunerChoice
 

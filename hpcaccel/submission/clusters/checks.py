@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.core.run_dir import default_runs_dir
 from hpcaccel.errors import SpecError
 from hpcaccel.slurm import hostlist
@@ -19,7 +20,7 @@ from hpcaccel.spec import ClusterProfile, JobSpec, spec_from_values
 from hpcaccel.spec.cluster.cluster_facts import Partition, SiteFacts, load_facts
 from hpcaccel.spec.job.component_fields import ComponentSlurmSection
 from hpcaccel.submission.clusters.checkpoint_checks import History, preemption, read_history, storage
-from hpcaccel.submission.clusters.findings import Finding, error, listed, located, nearest, warning, with_age
+from hpcaccel.submission.clusters.findings import Finding, error, listed, located, warning, with_age
 from hpcaccel.submission.clusters.limits import accounts, array_size, groups, job_limits, partition_limits
 from hpcaccel.submission.clusters.nodes import hardware
 
@@ -183,7 +184,7 @@ def _unknown_partitions(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
         if name not in known:
             yield error(
                 "slurm.partition",
-                f"{name!r} is not on cluster {facts.name!r} {listed(known)}{nearest(name, known)}",
+                f"{name!r} is not on cluster {facts.name!r} {listed(known)}{did_you_mean(name, known)}",
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from hpcaccel.spec.cluster.cluster_facts import SiteFacts
 from hpcaccel.spec.loading.layers import read_document
 from hpcaccel.spec.yaml12 import PlainScalar
 
-__all__ = ["Finding", "error", "listed", "located", "nearest", "warning", "with_age"]
+__all__ = ["Finding", "error", "listed", "located", "warning", "with_age"]
 
 _SHOWN = 12
 
@@ -49,12 +48,6 @@ def listed(names: Sequence[str], label: str = "has") -> str:
     """The names in parentheses, such as ``(has: gpu, debug)``, truncated if there are many."""
     rest = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"({label}: {', '.join(names[:_SHOWN]) or 'none'}{rest})"
-
-
-def nearest(word: str, names: Sequence[str]) -> str:
-    """A suggestion, such as ``. Did you mean 'gpu'?``; "" if no name is similar to ``word``."""
-    match = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f". Did you mean {match[0]!r}?" if match else ""
 
 
 def with_age(finding: Finding, facts: SiteFacts, now: float | None = None) -> Finding:

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hpcaccel.core.formatting import counted
+from hpcaccel.core.formatting import counted, did_you_mean
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.cluster.cluster_facts import Account, Partition, Qos, SiteFacts
 from hpcaccel.spec.job.quantities import canonical_time, time_seconds
-from hpcaccel.submission.clusters.findings import Finding, error, listed, nearest, warning
+from hpcaccel.submission.clusters.findings import Finding, error, listed, warning
 
 __all__ = ["accounts", "array_size", "effective_account", "effective_qos", "groups", "job_limits", "partition_limits"]
 
@@ -52,7 +52,8 @@ def _account(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
     ours = [one for one in facts.accounts if one.account == wanted]
     if not ours:
         yield error(
-            "slurm.account", f"{wanted!r} is not one of your accounts {listed(known, 'yours')}{nearest(wanted, known)}"
+            "slurm.account",
+            f"{wanted!r} is not one of your accounts {listed(known, 'yours')}{did_you_mean(wanted, known)}",
         )
         return
     partitions = set((spec.slurm.partition or "").split(",")) - {""}
@@ -74,7 +75,9 @@ def _qos(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
         return
     known = [one.name for one in facts.qos]
     if known and wanted not in known:
-        yield error("slurm.qos", f"{wanted!r} is not on cluster {facts.name!r} {listed(known)}{nearest(wanted, known)}")
+        yield error(
+            "slurm.qos", f"{wanted!r} is not on cluster {facts.name!r} {listed(known)}{did_you_mean(wanted, known)}"
+        )
         return
     ours = [one for one in facts.accounts if account is not None and one.account == account.account]
     allowed = sorted({name for one in ours for name in one.qos})
@@ -83,7 +86,7 @@ def _qos(spec: JobSpec, facts: SiteFacts) -> Iterator[Finding]:
         yield error(
             "slurm.qos",
             f"{wanted!r} is not allowed for account {account.account!r} {listed(allowed, 'allowed')}"
-            f"{nearest(wanted, allowed)}",
+            f"{did_you_mean(wanted, allowed)}",
         )
 
 

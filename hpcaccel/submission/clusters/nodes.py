@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hpcaccel.core.formatting import counted
+from hpcaccel.core.formatting import counted, did_you_mean
 from hpcaccel.spec import JobSpec
 from hpcaccel.spec.cluster.cluster_facts import NodeType, Partition, SiteFacts
 from hpcaccel.spec.job.quantities import memory_megabytes
 from hpcaccel.spec.job.slurm import SlurmSection
-from hpcaccel.submission.clusters.findings import Finding, error, listed, nearest
+from hpcaccel.submission.clusters.findings import Finding, error, listed
 
 __all__ = ["hardware"]
 
@@ -156,7 +156,7 @@ def _too_much(request: _Request, slurm: SlurmSection, kinds: Sequence[NodeType],
         types = sorted({name for kind in kinds for name in kind.gpus if name != UNTYPED})
         known = listed(types) if types else "(its GPUs have no type: omit the type)"
         has = "has" if where.startswith("partition ") else "have"
-        return error(key, f"{requested}, but {where} {has} no such GPUs {known}{nearest(request.kind, types)}")
+        return error(key, f"{requested}, but {where} {has} no such GPUs {known}{did_you_mean(request.kind, types)}")
     if request.key == "gpus" and most == 0:
         return error(key, f"{requested}, but no node in {where} has GPUs: use a partition that has some")
     has = _size(most) if request.key == "mem" else counted(most, "GPU" if request.key == "gpus" else "CPU")
@@ -193,7 +193,7 @@ def _features(constraint: str | None, kinds: Sequence[NodeType], where: str) -> 
             yield error(
                 "slurm.constraint",
                 f"{constraint!r}: no node in {where} has feature {name!r} {listed(known, 'features')}"
-                f"{nearest(name, known)}",
+                f"{did_you_mean(name, known)}",
             )
     if set(wanted) <= set(known) and not any(_has_features(constraint, kind) for kind in kinds):
         yield error(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import math
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hpcaccel.core.formatting import clean, shortened
+from hpcaccel.core.formatting import clean, did_you_mean, shortened
 from hpcaccel.core.metrics_reader import Line
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import UserError
@@ -89,8 +88,7 @@ def _chosen(metric: str | Sequence[str] | None, metrics: Metrics, run: RunDir) -
         raise UserError("metric=[] names no metric: pass at least one name, or None")
     for one in wanted:
         if one not in known:
-            close = difflib.get_close_matches(str(one), known, n=1)
-            hint = f". Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(str(one), known, cutoff=0.6)
             raise UserError(
                 f"run {run.run_id} has not logged the metric {one!r} (logged: {shortened(known, _SHOWN_NAMES)}){hint}"
             )
