@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge mariadb-server openssh-server openssh-client bubblewrap iproute2 strace
+SLURM_PACKAGES := slurmctld slurmd slurmdbd slurm-client slurm-wlm-mysql-plugin munge mariadb-server openssh-server openssh-client bubblewrap iproute2 strace chromium
 # Tests and benchmarks start thousands of processes: each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 N ?= 8
@@ -35,7 +35,7 @@ format: venv  ## Fix lint and formatting (ruff)
 	$(BIN)/ruff format .
 
 slurm:  ## Debian packages of the development cluster and of tests (only as root on Debian; elsewhere those are skipped)
-	@if docker/cluster check >/dev/null 2>&1 && type -P strace bwrap ssh-agent >/dev/null; then :; \
+	@if docker/cluster check >/dev/null 2>&1 && type -P strace bwrap ssh-agent chromium >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing: $(SLURM_PACKAGES)"; \
 	  log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
