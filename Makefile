@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts trainers slurm clean
+.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts trainers slurm clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ slurm:  ## Debian packages of the development cluster and of tests (only as root
 
 test: venv slurm  ## All tests, those on a real Slurm included
 	$(BIN)/pytest -n 4 --dist worksteal -m 'not chaos' --durations=40 --durations-min=5 tests
+
+test-failed: venv slurm  ## What failed in the last run of the tests, one test at a time
+	$(BIN)/pytest -n 0 -m 'not chaos' --last-failed --last-failed-no-failures none tests
 
 FAST := not cluster and not chaos and not slow
 
