@@ -9,16 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from hpcaccel.core.durable_files import read_lines
 from hpcaccel.core.formatting import gpu_hours
 from hpcaccel.core.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, from_dict
 from hpcaccel.core.sweep_dir import SweepDir
-from hpcaccel.sweeps.definition import Definition
 from hpcaccel.sweeps.journal_notes import GPU_SECONDS
 from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
-from hpcaccel.sweeps.running_trial import RunningTrial
-from hpcaccel.sweeps.tuner_protocol import Hello
+
+if TYPE_CHECKING:  # views read accounts, and start faster without the spec
+    from hpcaccel.sweeps.definition import Definition
+    from hpcaccel.sweeps.running_trial import RunningTrial
+    from hpcaccel.sweeps.tuner_protocol import Hello
 
 __all__ = [
     "Allowance",

@@ -15,18 +15,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.run_dir import RunDir, state_home
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.spec import spec_hash
-from hpcaccel.submission.clusters.checkpoint_checks import last_run_of
-from hpcaccel.submission.code.code_copy import CodePlan
 from hpcaccel.submission.jobs.critical_section import UNLOCKED, give_back, remove_old_files, take_if_free, warn_no_state
 from hpcaccel.submission.jobs.job_submission import is_open, may_have_job
 from hpcaccel.submission.jobs.run_state import read_record
-from hpcaccel.submission.submit.prepare import PreparedSubmission
+
+if TYPE_CHECKING:  # a command about a run reads the keys here, and no spec
+    from hpcaccel.submission.code.code_copy import CodePlan
+    from hpcaccel.submission.submit.prepare import PreparedSubmission
 
 __all__ = [
     "Changes",
@@ -79,6 +79,8 @@ class Changes:
 
 def changes_since_last(prepared: PreparedSubmission) -> Changes | None:
     """Compare a submission with the last run of its name, if any. For an array, only the first task is compared."""
+    from hpcaccel.submission.clusters.checkpoint_checks import last_run_of
+
     for run in last_run_of(prepared.name, prepared.run.path.parent.parent):
         try:
             document, record = read_json(_first(run).spec), read_record(run)
@@ -252,6 +254,8 @@ def command_of(submissions: Sequence[PreparedSubmission], *, more: str = "") -> 
 
 
 def _of_run(prepared: PreparedSubmission, ids: Sequence[str]) -> dict[str, Any]:
+    from hpcaccel.spec import spec_hash
+
     parts = "\0".join([prepared.script, *(spec_hash(task.spec) for task in prepared.tasks), *map(str, prepared.after)])
     for number, run_id in enumerate(ids):
         parts = parts.replace(run_id, f"RUN{number}")  # every call has new ids
