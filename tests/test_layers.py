@@ -159,7 +159,7 @@ SWEEPS = {
     "overview": ["retry", "sweep_overview"],
     "workers": ["worker_jobs"],
     "tuner": ["next_trial", "tuner", "worker"],
-    "commands": ["best_spec", "control_commands", "start_sweep", "sweep_handle"],
+    "commands": ["best_spec", "control_commands", "start_sweep", "study_export", "sweep_handle"],
 }
 """Rows inside ``sweeps``, as above."""
 

@@ -10,7 +10,7 @@ import typer
 from hpcaccel.cli.follow import follow_to_the_end, watch_status
 from hpcaccel.cli.options import Cluster, Json, RunName
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.remote.remote_commands import plot_there
+from hpcaccel.cli.remote.remote_commands import fetch_file_there
 from hpcaccel.cli.remote.target_cluster import cluster_of_run
 from hpcaccel.cli.run_names import as_sweep, find, one_run
 from hpcaccel.cli.sweep_messages import follow_sweep, note_outdated, show_sweep
@@ -186,7 +186,7 @@ def plot(
         raise UserError(f"--out {str(out)!r} does not have a supported suffix (allowed: {', '.join(PICTURES)})")
     if (there := cluster_of_run(run)) is not None:
         names = [word for name in metric or () for word in ("--metric", name)]
-        plot_there(there[0], ["plot", there[1], *names], out)
+        fetch_file_there(there[0], ["plot", there[1], *names], out)
     import io
 
     from hpcaccel.core.durable_files import atomic_write

@@ -11,7 +11,7 @@ import typer
 from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.remote.forward import Secret, there_or_here
-from hpcaccel.cli.remote.remote_commands import given_options, plot_there, submit_there
+from hpcaccel.cli.remote.remote_commands import fetch_file_there, given_options, submit_there
 from hpcaccel.cli.remote.target_cluster import behind_ssh, cluster_of_run
 from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.cli.run_names import complete_sweep
@@ -177,10 +177,33 @@ def plot(
     Parallel coordinates, history, learning curves, rungs, importances.
     """
     if (found := cluster_of_run(sweep, only_sweeps=True)) is not None:
-        plot_there(found[0], ["sweep", "plot", found[1]], out)
+        fetch_file_there(found[0], ["sweep", "plot", found[1]], out)
     from hpcaccel.view.sweep_plot import write_plot
 
     typer.echo(str(write_plot(_find(sweep), out)))
+
+
+@app.command()
+def export(
+    sweep: SweepName,
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The SQLite file to write.")] = Path(
+        "study.db"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Copy all trials to an SQLite file for Optuna and optuna-dashboard.
+
+    The sweep may be running; the copy has its trials of this moment. The sweep itself is only read.
+    """
+    from hpcaccel.sweeps.study_export import check_target
+
+    if (there := cluster_of_run(sweep, only_sweeps=True)) is not None:
+        options = ["--force"] if force else []
+        fetch_file_there(there[0], ["sweep", "export", there[1], *options], check_target(out, force=force))
+    found = _find(sweep)
+    path, count = found.export(out, force=force)
+    typer.echo(str(path))
+    note(f"{count} trials, study {found.name!r}; look at them: optuna-dashboard sqlite:///{path}")
 
 
 # -- steering ---------------------------------------------------------------------------------------------------------

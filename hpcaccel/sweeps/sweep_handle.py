@@ -154,6 +154,23 @@ class Sweep:
 
         return choose(self.dir, trial=trial, metric=metric)
 
+    def export(self, out: str | os.PathLike[str], *, force: bool = False) -> tuple[Path, int]:
+        """Copy the study to an SQLite database, for ``optuna.load_study(storage="sqlite:///…")`` and optuna-dashboard.
+
+        Args:
+            out: the file to write.
+            force: whether to replace an existing file.
+
+        Returns:
+            The absolute path of the file, and the number of trials in it.
+
+        Raises:
+            UserError, RunDirectoryError: see :func:`hpcaccel.sweeps.study_export.export_study`.
+        """
+        from hpcaccel.sweeps.study_export import export_study
+
+        return export_study(self.dir, Path(out), name=self.name, force=force)
+
     def follow(self) -> Iterator[SweepOverview]:
         """Yield the state whenever it has changed, until the sweep has ended or is paused."""
         pause = QUERY_SECONDS[self.record.backend]

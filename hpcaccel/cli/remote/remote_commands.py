@@ -1,5 +1,6 @@
 """Commands that need special handling for a cluster behind SSH: those with a spec file on this machine (``submit``,
-``sweep start``, ``validate``, ``render``, ``plan``), ``plot``, ``sweep plot``, ``logs`` and ``shell``."""
+``sweep start``, ``validate``, ``render``, ``plan``), those that write a file on this machine (``plot``,
+``sweep plot``, ``sweep export``), ``logs`` and ``shell``."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bundle_to_inspect",
+    "fetch_file_there",
     "given_options",
     "inspect_there",
     "logs_there",
-    "plot_there",
     "print_and_exit",
     "refuse_by_facts",
     "shell_there",
@@ -93,8 +94,8 @@ def _print_receipt(receipt: BundleReceipt, *, only_the_end: bool) -> None:
     print_bytes(err=receipt.err, out=b"" if is_printed_at_the_end else receipt.out)
 
 
-def plot_there(cluster: RemoteCluster, command: Sequence[str], out: Path) -> NoReturn:
-    """Run ``command``, which plots a run or a sweep, on the cluster; fetch the plot and write it to ``out``.
+def fetch_file_there(cluster: RemoteCluster, command: Sequence[str], out: Path) -> NoReturn:
+    """Run ``command``, which writes one file (a plot, a study), on the cluster; fetch the file and write it to ``out``.
 
     Raises:
         typer.Exit: always, with the exit code of the command on the cluster.
