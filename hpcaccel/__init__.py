@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.training.gradient_sync import LocalSGD as LocalSGD
     from hpcaccel.runtime.training.stop_gate import StopGate as StopGate
     from hpcaccel.runtime.training.stop_gate import stop_gate as stop_gate
+    from hpcaccel.service.client import Client as Client
     from hpcaccel.spec import JobSpec as JobSpec
     from hpcaccel.spec import load_spec as load_spec
     from hpcaccel.submission import Run as Run
@@ -95,6 +96,7 @@ _NAMES = {
     "hpcaccel.submission": "Run find_run",
     "hpcaccel.submission.submit.api": "map submit",
     "hpcaccel.sweeps.sweep_handle": "Sweep sweep",
+    "hpcaccel.service.client": "Client",
     # In a training script
     "hpcaccel.runtime.accelerator": "Accelerator",
     "hpcaccel.runtime.states.accelerator_state": "AcceleratorState is_initialized",

@@ -20,7 +20,7 @@ PAGES = [
 ]  # fmt: skip
 """Accelerate's import paths: modules that only re-export names of the runtime, and of ``launch``."""
 ROWS = {
-    "login": ["spec", "render", "submission", "sweeps", "launch", "view", "cli"],
+    "login": ["spec", "render", "submission", "sweeps", "launch", "view", "service", "top", "cli"],
     "batch step": ["node"],
     "rank": ["checkpoint", "runtime", "integrations"],
 }
@@ -36,9 +36,15 @@ LIBRARIES = {
     "sweeps": frozenset({"pydantic", "yaml", "optuna", "scipy"}),
     "launch": frozenset({"yaml", "questionary"}),
     "view": frozenset({"pydantic", "rich", "jinja2", "matplotlib"}),
+    "service": frozenset({"pydantic", "fastapi", "starlette", "uvicorn", "anyio"}),
+    "top": frozenset({"textual", "rich"}),
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),
 }
-ALLOWED_ELSEWHERE = {("submission", "remote"): {"fabric", "paramiko"}}
+ALLOWED_ELSEWHERE = {
+    ("submission", "remote"): {"fabric", "paramiko"},
+    ("service", "page"): {"dash", "dash_ag_grid", "dash_mantine_components", "plotly"},
+    ("service", "mcp"): {"mcp"},
+}
 """By subpackage and folder inside it."""
 TRAINERS = {
     "transformers": {"transformers"},

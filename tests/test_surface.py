@@ -15,7 +15,7 @@ import hpcaccel
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LOGIN = {"HpcaccelError", "JobSpec", "Run", "Sweep", "find_run", "load_spec", "submit", "sweep"}
+LOGIN = {"Client", "HpcaccelError", "JobSpec", "Run", "Sweep", "find_run", "load_spec", "submit", "sweep"}
 NAMES = """
     AORecipeKwargs Accelerator AcceleratorState AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration
     DeepSpeedPlugin DistributedDataParallelKwargs DistributedType DynamoBackend FP8RecipeKwargs

@@ -24,7 +24,7 @@ from hpcaccel.spec.job.environment_fields import EnvironmentSection
 from hpcaccel.spec.job.slurm import SlurmSection, requests_gpus
 from hpcaccel.spec.yaml12 import Document, KeyPath, SourceLocation, parse_yaml
 
-__all__ = ["Layer", "base_of", "is_pipe", "merge", "put", "read_document", "read_pipe"]
+__all__ = ["Layer", "base_of", "document_of", "is_pipe", "merge", "put", "read_document", "read_pipe"]
 
 
 _RIVALS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -171,7 +171,12 @@ def read_document(path: Path, shown: str) -> Document:
     Raises:
         SpecError: the file cannot be read, is not YAML, or has no mapping at the top level.
     """
-    document = parse_yaml(_text(path, shown), shown)
+    return document_of(_text(path, shown), shown)
+
+
+def document_of(text: str, shown: str) -> Document:
+    """The mapping in the text of a YAML file. Arguments and errors are those of :func:`read_document`."""
+    document = parse_yaml(text, shown)
     if document.value is None and not document.problems:
         raise SpecError(f"{shown}: the file is empty. Create a spec file with `hpcaccel init`")
     if document.problems and not isinstance(document.value, dict):

@@ -18,15 +18,18 @@ from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.fields import checked_text
 from hpcaccel.spec.job.job_spec import JobSpec
 from hpcaccel.spec.loading.expand import elsewhere, expand, expanded_for
-from hpcaccel.spec.loading.layers import Layer, base_of, is_pipe, merge, put, read_document
+from hpcaccel.spec.loading.layers import Layer, base_of, document_of, is_pipe, merge, put, read_document
 from hpcaccel.spec.loading.overrides import override_place, parse_override
 from hpcaccel.spec.loading.problems import conflicts, describe, report
-from hpcaccel.spec.yaml12 import KeyPath, Problem, SourceLocation
+from hpcaccel.spec.yaml12 import Document, KeyPath, Problem, SourceLocation
 
 if TYPE_CHECKING:
     from hpcaccel.spec.cluster.cluster_profile import ClusterProfile
 
-__all__ = ["check_program", "laid_over", "load_spec", "load_variants", "read_layers", "spec_from_values", "validated"]
+__all__ = [
+    "TEXT", "check_program", "laid_over", "layers_of", "load_spec", "load_text", "load_variants", "read_layers",
+    "spec_from_values", "validated",
+]  # fmt: skip
 
 
 def read_layers(path: Path, shown: str, problems: list[Problem], chain: tuple[Path, ...] = ()) -> Layer:
@@ -39,7 +42,13 @@ def read_layers(path: Path, shown: str, problems: list[Problem], chain: tuple[Pa
     Raises:
         SpecError: this file or a file that it extends cannot be read, or files extend each other in a cycle.
     """
-    document = read_document(path, shown)
+    return layers_of(read_document(path, shown), path, shown, problems, chain)
+
+
+def layers_of(
+    document: Document, path: Path, shown: str, problems: list[Problem], chain: tuple[Path, ...] = ()
+) -> Layer:
+    """Merge ``document``, the contents of the file ``path``, over the files that it extends; see ``read_layers``."""
     problems += document.problems
     layer = Layer(document.value, document.places)
     base = layer.values.pop("extends", None)
@@ -95,6 +104,8 @@ def _refuse_function(layer: Layer, problems: list[Problem]) -> None:
 
 
 J = TypeVar("J", bound=JobSpec)
+TEXT = "spec.yaml"
+"""Name of a spec that was given as text, in messages."""
 
 
 def load_spec(
@@ -152,6 +163,29 @@ def load_variants(
             check_program(spec, own, str(path), base=base)
         spec._source = base / source.name
         yield spec
+
+
+def load_text(
+    text: str,
+    *,
+    base: Path,
+    shown: str = TEXT,
+    overrides: Sequence[str] = (),
+    profile: ClusterProfile | None = None,
+) -> JobSpec:
+    """Load a spec from the text of a YAML file. Arguments and errors are those of :func:`load_spec`, and:
+
+    Args:
+        base: the absolute directory against which relative paths are resolved.
+        shown: the name of the text in messages.
+    """
+    problems: list[Problem] = []
+    layer = layers_of(document_of(text, shown), base / "(text)", shown, problems)
+    layer = laid_over(layer, base, overrides, profile, problems, JobSpec)
+    spec = validated(layer, shown, problems, JobSpec)
+    check_program(spec, layer, shown, base=base)
+    spec._source = base / shown
+    return spec
 
 
 def spec_from_values(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.job_spec import JobSpec
 from hpcaccel.spec.loading.expand import expand
-from hpcaccel.spec.loading.layers import Layer, base_of
-from hpcaccel.spec.loading.load import check_program, laid_over, read_layers, validated
+from hpcaccel.spec.loading.layers import Layer, base_of, document_of
+from hpcaccel.spec.loading.load import TEXT, check_program, laid_over, layers_of, read_layers, validated
 from hpcaccel.spec.loading.problems import report as problem_lines
 from hpcaccel.spec.sweep.sweep_checks import checked
 from hpcaccel.spec.sweep.sweep_fields import SweepFile, SweepSpec
@@ -20,7 +20,7 @@ from hpcaccel.spec.yaml12 import KeyPath, Problem, SourceLocation
 if TYPE_CHECKING:
     from hpcaccel.spec.cluster.cluster_profile import ClusterProfile
 
-__all__ = ["load_sweep", "sweep_from_values"]
+__all__ = ["load_sweep", "load_sweep_text", "sweep_from_values"]
 
 
 def load_sweep(
@@ -45,6 +45,23 @@ def load_sweep(
     if check_files:
         check_program(spec.job, layer, str(path), base=base_of(source))
     spec.job._source = base_of(source) / source.name
+    return spec
+
+
+def load_sweep_text(
+    text: str, *, base: Path, overrides: Sequence[str] = (), profile: ClusterProfile | None = None
+) -> SweepSpec:
+    """Load a sweep from the text of a YAML file. See ``load_text`` for the arguments.
+
+    Raises:
+        SpecError: the text or an override is not valid; one line per problem.
+    """
+    problems: list[Problem] = []
+    layer = layers_of(document_of(text, TEXT), base / "(text)", TEXT, problems)
+    layer = laid_over(layer, base, overrides, profile, problems, SweepFile)
+    spec = _sweep(layer, base, TEXT, problems)
+    check_program(spec.job, layer, TEXT, base=base)
+    spec.job._source = base / TEXT
     return spec
 
 

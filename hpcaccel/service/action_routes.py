@@ -1,0 +1,79 @@
+"""Routes that change a run: stop, save, cancel, resume."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Body, Header
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.run_routes import RunId
+from hpcaccel.service.run_source import RunSource
+from hpcaccel.service.spec_requests import KEY
+from hpcaccel.submission.runs.control import named_requests
+
+__all__ = ["ActionAnswer", "action_routes"]
+
+Key = Annotated[
+    str | None, Header(pattern=KEY, description="A repeated request with the same key has no second effect.")
+]
+
+
+class ActionAnswer(BaseModel):
+    """An action that was accepted. The run follows a request when its ranks have agreed on a step."""
+
+    run_id: str
+    action: str
+    job_id: str
+    """The newest job of the run: after a resume, the new one."""
+
+
+class StopRequestBody(BaseModel):
+    """What follows after the ranks have saved and stopped."""
+
+    then: Literal["pause", "requeue", "finish"] = "pause"
+
+
+def action_routes(source: RunSource) -> APIRouter:
+    """The routes ``POST /runs/{run_id}/ACTION``."""
+    routes = APIRouter(tags=["actions"], responses=ERRORS)
+
+    @routes.post("/runs/{run_id}/stop", status_code=202, response_model=ActionAnswer)
+    def stop(
+        run_id: RunId, body: Annotated[StopRequestBody | None, Body()] = None, idempotency_key: Key = None
+    ) -> JSONResponse:
+        """Save and stop; then stay stopped (pause), return to the queue (requeue) or end (finish)."""
+        run = source.find(run_id)
+        with named_requests(idempotency_key):
+            run.stop("pause" if body is None else body.then)
+        return _accepted(run_id, "stop")
+
+    @routes.post("/runs/{run_id}/save", status_code=202, response_model=ActionAnswer)
+    def save(run_id: RunId) -> JSONResponse:
+        """Save a checkpoint now and go on."""
+        source.find(run_id).save()
+        return _accepted(run_id, "save")
+
+    @routes.post("/runs/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
+    def cancel(run_id: RunId, idempotency_key: Key = None) -> JSONResponse:
+        """Cancel the run now, without a requeue. It can be resumed later."""
+        run = source.find(run_id)
+        with named_requests(idempotency_key):
+            run.cancel()
+        return _accepted(run_id, "cancel")
+
+    @routes.post("/runs/{run_id}/resume", status_code=202, response_model=ActionAnswer)
+    def resume(run_id: RunId) -> JSONResponse:
+        """Continue the run in a new job, from its newest checkpoint."""
+        source.find(run_id).resume()
+        return _accepted(run_id, "resume")
+
+    def _accepted(token: str, action: str) -> JSONResponse:
+        source.changed()
+        run = source.find(token)
+        answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
+        return JSONResponse(answer.model_dump(), status_code=202)
+
+    return routes

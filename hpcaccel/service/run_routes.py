@@ -1,0 +1,91 @@
+"""Routes that show runs: the list, one run, its files, ledger, metrics, checkpoints and differences."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+
+from hpcaccel.core.durable_files import read_lines
+from hpcaccel.errors import RunNotFound
+from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.run_source import RunSource
+from hpcaccel.view.run_overview import Overview
+
+__all__ = ["RunId", "run_routes"]
+
+RunId = Annotated[
+    str, Path(description="A run id, the name of a run (its latest), a unique prefix of an id, or a job id.")
+]
+Sort = Literal[
+    "created", "name", "state", "job_id", "attempts", "step", "last_loss", "run_id",
+    "-created", "-name", "-state", "-job_id", "-attempts", "-step", "-last_loss", "-run_id",
+]  # fmt: skip
+
+
+class RunList(BaseModel):
+    """A page of the list of runs."""
+
+    runs: list[Overview]
+    total: int
+    """Number of all runs that match."""
+
+
+def run_routes(source: RunSource) -> APIRouter:
+    """The routes below ``/runs`` that only read."""
+    routes = APIRouter(tags=["runs"], responses=ERRORS)
+
+    @routes.get("/runs", response_model=RunList)
+    def runs(
+        state: Annotated[str, Query(description="States, separated by commas; empty for all.")] = "",
+        name: Annotated[str, Query(description="Part of the name or id.")] = "",
+        sort: Sort = "-created",
+        limit: Annotated[int, Query(ge=1, le=20_000)] = 50,
+        offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
+    ) -> JSONResponse:
+        """List the runs of this user, newest first."""
+        states = [part for part in state.split(",") if part]
+        rows, total = source.rows(states=states, name=name, sort=sort, limit=limit, offset=offset)
+        return JSONResponse({"runs": [row.to_json() for row in rows], "total": total})
+
+    @routes.get("/runs/{run_id}", response_model=Overview)
+    def run(run_id: RunId) -> JSONResponse:
+        """The overview of a run."""
+        return JSONResponse(source.overview(run_id).to_json())
+
+    @routes.get("/runs/{run_id}/script", response_class=PlainTextResponse)
+    def script(run_id: RunId) -> PlainTextResponse:
+        """The batch script."""
+        return _text(source, run_id, "script")
+
+    @routes.get("/runs/{run_id}/spec", response_class=PlainTextResponse)
+    def spec(run_id: RunId) -> PlainTextResponse:
+        """The spec as YAML, with all values that were set."""
+        return _text(source, run_id, "spec_yaml")
+
+    @routes.get("/runs/{run_id}/ledger", response_model=list[dict[str, Any]])
+    def ledger(run_id: RunId) -> JSONResponse:
+        """The lines of the ledger: one when an attempt starts, and one when it ends."""
+        return JSONResponse([line for line, _ in read_lines(source.find(run_id).dir.ledger)])
+
+    @routes.get("/runs/{run_id}/checkpoints", response_model=list[dict[str, Any]])
+    def checkpoints(run_id: RunId) -> JSONResponse:
+        """The checkpoints, oldest first. Manifests and sizes are checked."""
+        from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched
+
+        run = source.find(run_id).dir
+        return JSONResponse([row.to_json() for row in [*list_checkpoints(run.checkpoints), *list_watched(run)]])
+
+    return routes
+
+
+def _text(source: RunSource, token: str, name: Literal["script", "spec_yaml"]) -> PlainTextResponse:
+    """A text file of a run, or of the first task of an array."""
+    run = source.find(token).dir
+    for place in (run, run.task(0)):
+        path = getattr(place, name)
+        if path.is_file():
+            return PlainTextResponse(path.read_text(encoding="utf-8", errors="replace"))
+    raise RunNotFound(f"run {run.run_id} has no {getattr(run, name).name}")

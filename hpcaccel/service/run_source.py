@@ -1,0 +1,106 @@
+"""Where the routes get runs from: this user's runs on this machine, looked up by id or name, and their overviews."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import RunNotFound
+from hpcaccel.service.service_settings import ServiceSettings
+from hpcaccel.service.shared_values import SharedValues
+from hpcaccel.submission.runs.find import FoundRun, find_run, known_runs
+from hpcaccel.submission.runs.run_handle import AnyRun, open_run
+from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
+
+__all__ = ["SORTS", "RunSource"]
+
+SORTS = ("created", "name", "state", "job_id", "attempts", "step", "last_loss", "run_id")
+"""Columns by which runs are sorted."""
+_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
+
+
+class RunSource:
+    """Reads runs for the routes. Viewers share what was read (:class:`SharedValues`)."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self.settings = settings
+        self._known: SharedValues[list[FoundRun]] = SharedValues(seconds=1.0, most=1)
+        self._rows: SharedValues[list[RunRow]] = SharedValues(seconds=2.0, most=1)
+        self._pages: SharedValues[list[RunRow]] = SharedValues(seconds=1.0, most=50)
+        self._overviews: SharedValues[Overview] = SharedValues(seconds=1.0, most=200)
+        self._paths: dict[str, Path] = {}
+
+    def changed(self) -> None:
+        """An action has changed something: read it again for the next request."""
+        for values in (self._known, self._rows, self._pages, self._overviews):
+            values.forget()
+
+    def find(self, token: str, *, only_sweeps: bool = False) -> AnyRun:
+        """The run with this id, id prefix, name or job id.
+
+        Args:
+            only_sweeps: a name means the latest sweep of this name, even if a run has it, too.
+
+        Raises:
+            RunNotFound: there is no such run; or ``token`` has characters that no id or name has, such as a slash.
+        """
+        if not _TOKEN.fullmatch(token) or ".." in token:
+            raise RunNotFound(f"{token[:80]!r} is not the name of a run")
+        path = self._paths.get(token)
+        if path is not None and RunDir(path).record.exists():
+            return open_run(path)
+        found = find_run(token, runs_dir=self.settings.runs_dir, only_sweeps=only_sweeps)
+        if found.run_id == token:  # a name or a prefix may mean another run later
+            self._paths[token] = found.path
+        return found
+
+    def known(self) -> list[FoundRun]:
+        """All runs and sweeps, oldest first."""
+        return self._known.get("", lambda: known_runs(self.settings.runs_dir))
+
+    def overview(self, token: str) -> Overview:
+        """The overview of a run.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        run = self.find(token)
+        return self._overviews.get(run.path, lambda: overview(run.dir, run.status(patient=True)))
+
+    def rows(
+        self, *, states: Sequence[str] = (), name: str = "", sort: str = "-created", limit: int = 50, offset: int = 0
+    ) -> tuple[list[RunRow], int]:
+        """The rows of the list that match, from ``offset`` on, and the number of all that match.
+
+        Args:
+            states: only runs in one of these states.
+            name: only runs whose name or id contains this text.
+            sort: one of ``SORTS``; with ``-`` in front, in descending order.
+        """
+        if not states and sort == "-created":  # the usual first page: the others need not be read
+            found = [run for run in reversed(self.known()) if _called(run.name, run.run_id, name)]
+            page = found[offset : offset + limit]
+            rows = self._pages.get(tuple(run.path for run in page), lambda: listed([run.open().dir for run in page]))
+            return rows, len(found)
+        every = self._rows.get("", lambda: listed([run.open().dir for run in self.known()]))
+        chosen = [row for row in every if _called(row.name, row.run_id, name) and (not states or row.state in states)]
+        key = sort.lstrip("-")
+        chosen.sort(key=lambda row: _order(getattr(row, key)), reverse=sort.startswith("-"))
+        return chosen[offset : offset + limit], len(chosen)
+
+    def sweeps(self, *, limit: int, offset: int) -> tuple[list[RunRow], int]:
+        """The newest sweeps from ``offset`` on, and the number of all sweeps."""
+        found = [run for run in reversed(self.known()) if run.kind == "sweep"]
+        return listed([run.open().dir for run in found[offset : offset + limit]]), len(found)
+
+
+def _called(name: str, run_id: str, part: str) -> bool:
+    return not part or part.lower() in name.lower() or part in run_id
+
+
+def _order(value: Any) -> tuple[bool, Any]:
+    """Missing values come first."""
+    return (False, 0) if value is None else (True, value)

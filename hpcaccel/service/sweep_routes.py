@@ -1,0 +1,124 @@
+"""Routes for sweeps: the list, one sweep, its trials, the best spec; start, stop, cancel, resume."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Query
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import BaseModel, Field
+
+from hpcaccel.errors import UserError
+from hpcaccel.service.action_routes import ActionAnswer
+from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.run_routes import RunId
+from hpcaccel.service.run_source import RunSource
+from hpcaccel.service.service_settings import ServiceSettings
+from hpcaccel.service.spec_requests import SPEC_BODY, SpecRequest, read_spec_request, sweep_spec
+from hpcaccel.service.submit_routes import SUBMITTED, SubmittedRun
+from hpcaccel.submission.runs.run_handle import SweepRun, open_run
+from hpcaccel.submission.submit.idempotent import once_or_always
+from hpcaccel.sweeps.results import to_json
+from hpcaccel.sweeps.start_sweep import advice_afterwards, prepare_sweep, start_sweep
+from hpcaccel.sweeps.sweep_handle import Sweep
+from hpcaccel.sweeps.sweep_overview import SweepOverview
+from hpcaccel.view.run_overview import Overview
+
+__all__ = ["sweep_routes"]
+
+
+class SweepList(BaseModel):
+    """A page of the list of sweeps."""
+
+    sweeps: list[Overview]
+    total: int
+
+
+class ResumeBody(BaseModel):
+    """Changes to the sweep."""
+
+    overrides: list[str] = Field(default_factory=list, max_length=1000)
+
+
+def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
+    """The routes below ``/sweeps``."""
+    routes = APIRouter(tags=["sweeps"], responses=ERRORS)
+
+    @routes.get("/sweeps", response_model=SweepList)
+    def sweeps(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50, offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0
+    ) -> JSONResponse:
+        """List the sweeps of this user, newest first."""
+        found, total = source.sweeps(limit=limit, offset=offset)
+        return JSONResponse({"sweeps": [row.to_json() for row in found], "total": total})
+
+    @routes.get("/sweeps/{run_id}", response_model=SweepOverview)
+    def sweep(run_id: RunId) -> JSONResponse:
+        """The state of a sweep: trials, the best one, workers, budget."""
+        return JSONResponse(_sweep(source, run_id).status().to_json())
+
+    @routes.get("/sweeps/{run_id}/trials", response_model=list[dict[str, Any]])
+    def trials(run_id: RunId) -> Response:
+        """A row for each trial: state, metrics, parameters, steps, cost."""
+        return Response(to_json(_sweep(source, run_id).table()), media_type="application/json")
+
+    @routes.get("/sweeps/{run_id}/best", response_class=PlainTextResponse)
+    def best(
+        run_id: RunId,
+        trial: Annotated[int | None, Query(ge=0, le=10_000_000)] = None,
+        metric: Annotated[str | None, Query(max_length=200)] = None,
+    ) -> PlainTextResponse:
+        """The best trial (or the given one) as a spec in YAML."""
+        return PlainTextResponse(_sweep(source, run_id).best(trial=trial, metric=metric).to_yaml())
+
+    @routes.post("/sweeps", status_code=201, responses=SUBMITTED, openapi_extra=SPEC_BODY)
+    def start(asked: Annotated[SpecRequest, Depends(read_spec_request)]) -> JSONResponse:
+        """Start a sweep: a spec with a section ``sweep``."""
+        started = _start(asked, settings)
+        source.changed()
+        return started.answer()
+
+    @routes.post("/sweeps/{run_id}/stop", status_code=202, response_model=ActionAnswer)
+    def stop(run_id: RunId) -> JSONResponse:
+        """Let the trials save and stop; resume continues them."""
+        _sweep(source, run_id).stop()
+        return _accepted(run_id, "stop")
+
+    @routes.post("/sweeps/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
+    def cancel(run_id: RunId) -> JSONResponse:
+        """End the workers now; resume continues the trials from their checkpoints."""
+        _sweep(source, run_id).cancel()
+        return _accepted(run_id, "cancel")
+
+    @routes.post("/sweeps/{run_id}/resume", status_code=202, response_model=ActionAnswer)
+    def resume(run_id: RunId, body: Annotated[ResumeBody | None, Body()] = None) -> JSONResponse:
+        """Continue the sweep with new workers; an override such as sweep.max_trials=200 allows more trials."""
+        _sweep(source, run_id).resume(changes=[] if body is None else body.overrides)
+        return _accepted(run_id, "resume")
+
+    def _accepted(token: str, action: str) -> JSONResponse:
+        source.changed()
+        run = source.find(token)
+        answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
+        return JSONResponse(answer.model_dump(), status_code=202)
+
+    return routes
+
+
+def _sweep(source: RunSource, token: str) -> Sweep:
+    run = source.find(token, only_sweeps=True)
+    if not isinstance(run, SweepRun):
+        raise UserError(f"{run.run_id} is a run, not a sweep")
+    return Sweep(run.path)
+
+
+def _start(asked: SpecRequest, settings: ServiceSettings) -> SubmittedRun:
+    key = asked.idempotency_key
+    with once_or_always(key) as once:
+        if (earlier := once.earlier()) is not None:
+            return SubmittedRun.of(open_run(earlier), repeated=True)
+        spec = sweep_spec(asked, settings)
+        plan = prepare_sweep(spec, cluster=asked.cluster, runs_dir=settings.runs_dir, slurm=once.slurm)
+        directory, arrays = start_sweep(plan, once=None if key is None else once)
+    warnings = (*plan.advice, *advice_afterwards(plan, arrays))
+    return SubmittedRun.of(open_run(directory.path), warnings=warnings)

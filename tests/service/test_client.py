@@ -1,0 +1,84 @@
+"""``hpcaccel.Client`` against a real service on the local backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpcaccel import Client
+from hpcaccel.errors import RunNotFound
+from hpcaccel.service.client_connection import ServiceError, ServiceSpecError
+from hpcaccel.service.service_settings import ServiceSettings
+from tests.service.conftest import SPEC, until
+
+
+def test_a_run_is_submitted_watched_stopped_and_resumed(client: Client, home: Path) -> None:
+    (home / "hold").touch()
+    made = client.submit(SPEC, cluster="local")
+    assert (made.name, made.cluster, made.tasks, made.repeated) == ("demo", "local", None, False)
+    until(lambda: client.run(made.run_id).state == "running")
+    with pytest.raises(ServiceError, match="its program decides when to save") as refused:
+        client.save(made.run_id)
+    assert refused.value.status == 400
+    client.stop(made.run_id)
+    until(lambda: client.run(made.run_id).state == "paused")
+    (home / "hold").unlink()
+    assert client.resume(made.run_id).startswith("local-")
+    until(lambda: client.run(made.run_id).state == "completed")
+
+    whole = client.run(made.run_id)
+    assert (whole.run_id, whole.attempts, len(whole.history)) == (made.run_id, 2, 2)
+    start, end = whole.history[0].start, whole.history[0].end
+    assert start is not None and end is not None and end.reason == "stop"
+    assert [row.run_id for row in client.runs().runs] == [made.run_id]
+    assert [line["event"] for line in client.ledger(made.run_id)] == ["start", "end"] * 2
+    assert "hpcaccel job demo" in client.script("demo") and "name: demo" in client.spec("demo")
+    assert {"1/0.log", "2/0.log"} <= client.logs(made.run_id).keys()
+    part = client.log(made.run_id, "2/0.log", offset=-5)
+    assert (part.text, part.next_offset) == ("ends\n", part.size)
+    assert "".join(client.follow(made.run_id, "2/0.log")) == "begins\nends\n"
+    assert client.checkpoints(made.run_id) == []
+
+
+def test_a_key_submits_once(client: Client) -> None:
+    first, again = (client.submit(SPEC, cluster="local", idempotency_key="key-12345678") for _ in range(2))
+    assert not first.repeated and again.repeated and again.run_id == first.run_id
+
+
+def test_mistakes_in_a_spec_are_data(client: Client) -> None:
+    with pytest.raises(ServiceSpecError) as refused:
+        client.submit("name: x\nentrypoint: {comand: [echo]}\nslurm:\n  nodes: -1\n", cluster="local")
+    found = {one["path"]: one for one in refused.value.details}
+    assert found["entrypoint.comand"] == {
+        "path": "entrypoint.comand",
+        "line": 2,
+        "message": found["entrypoint.comand"]["message"],
+        "suggestion": "command",
+    }
+    assert (found["slurm.nodes"]["line"], found["entrypoint"]["line"]) == (4, 2)
+
+
+def test_an_unknown_run_is_not_found(client: Client) -> None:
+    with pytest.raises(RunNotFound, match="no run 'nowhere'"):
+        client.run("nowhere")
+
+
+def test_check_and_render_submit_nothing(client: Client) -> None:
+    before = client.runs().total
+    assert client.check(SPEC, cluster="local")["valid"]
+    assert client.render(SPEC, cluster="slurm").startswith("#!/bin/bash")
+    assert "properties" in client.schema() and "sweep" in client.schema(sweep=True)["properties"]
+    assert [row["name"] for row in client.clusters()] == ["local"]
+    assert client.runs().total == before
+
+
+def test_a_wrong_token_and_a_missing_service_are_named(settings: ServiceSettings) -> None:
+    with (
+        Client(settings.url, token="wrong") as client,
+        pytest.raises(ServiceError, match="token is missing") as refused,
+    ):
+        client.runs()
+    assert refused.value.status == 401
+    with pytest.raises(ServiceError, match="cannot be reached"):
+        Client(socket="/nowhere/at/all", token="x").runs()
