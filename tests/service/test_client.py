@@ -30,10 +30,13 @@ def test_a_run_is_submitted_watched_stopped_and_resumed(client: Client, home: Pa
     whole = client.run(made.run_id)
     assert (whole.run_id, whole.attempts, len(whole.history)) == (made.run_id, 2, 2)
     start, end = whole.history[0].start, whole.history[0].end
-    assert start is not None and end is not None and end.reason == "stop"
+    assert start is not None
+    assert end is not None
+    assert end.reason == "stop"
     assert [row.run_id for row in client.runs().runs] == [made.run_id]
     assert [line["event"] for line in client.ledger(made.run_id)] == ["start", "end"] * 2
-    assert "hpcaccel job demo" in client.script("demo") and "name: demo" in client.spec("demo")
+    assert "hpcaccel job demo" in client.script("demo")
+    assert "name: demo" in client.spec("demo")
     assert {"1/0.log", "2/0.log"} <= client.logs(made.run_id).keys()
     part = client.log(made.run_id, "2/0.log", offset=-5)
     assert (part.text, part.next_offset) == ("ends\n", part.size)
@@ -43,7 +46,9 @@ def test_a_run_is_submitted_watched_stopped_and_resumed(client: Client, home: Pa
 
 def test_a_key_submits_once(client: Client) -> None:
     first, again = (client.submit(SPEC, cluster="local", idempotency_key="key-12345678") for _ in range(2))
-    assert not first.repeated and again.repeated and again.run_id == first.run_id
+    assert not first.repeated
+    assert again.repeated
+    assert again.run_id == first.run_id
 
 
 def test_mistakes_in_a_spec_are_data(client: Client) -> None:
@@ -68,7 +73,8 @@ def test_check_and_render_submit_nothing(client: Client) -> None:
     before = client.runs().total
     assert client.check(SPEC, cluster="local")["valid"]
     assert client.render(SPEC, cluster="slurm").startswith("#!/bin/bash")
-    assert "properties" in client.schema() and "sweep" in client.schema(sweep=True)["properties"]
+    assert "properties" in client.schema()
+    assert "sweep" in client.schema(sweep=True)["properties"]
     assert [row["name"] for row in client.clusters()] == ["local"]
     assert client.runs().total == before
 
