@@ -144,6 +144,7 @@ COMMANDS = {
     "resume": CommandSource("steer", "resume", "changes"),
     "cancel": CommandSource("steer", "cancel", "changes"),
     "stacks": CommandSource("ranks", "stacks", "changes"),
+    "serve": CommandSource("serve", "serve"),
     "launch": CommandSource("launch", "launch", cls="LaunchCommand"),
     "test": CommandSource("selftest", "selftest"),
     "estimate-memory": CommandSource("estimate_memory", "estimate_memory"),

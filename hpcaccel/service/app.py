@@ -64,11 +64,15 @@ def create_app(settings: ServiceSettings, *, page: bool | None = None) -> FastAP
     app.include_router(routes)
     _add_spec_schema(app)
     app.add_middleware(AccessControl, settings=settings)
-    if page or (page is None and find_spec("dash") is not None and find_spec("hpcaccel.service.page.app") is not None):
+    if page or (page is None and _has_page()):
         from hpcaccel.service.page.app import add_page
 
         add_page(app, settings)
     return app
+
+
+def _has_page() -> bool:
+    return find_spec("dash") is not None and find_spec("hpcaccel.service.page") is not None
 
 
 @asynccontextmanager
