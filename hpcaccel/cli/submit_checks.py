@@ -13,7 +13,6 @@ from hpcaccel.cli.output import note
 from hpcaccel.errors import ClusterError, UserError
 
 if TYPE_CHECKING:
-    from hpcaccel.submission.submit.comparison import Changes
     from hpcaccel.submission.submit.prepare import PreparedSubmission
 
 __all__ = ["debug_overrides", "refuse_what_slurm_refuses", "show_changes"]
@@ -58,27 +57,10 @@ def show_changes(prepared: PreparedSubmission, *, json: bool) -> dict[str, Any]:
     """Returns the changes since the last run with this name, for JSON output ({} if this is the first run). Prints the
     changes as text unless ``json`` is true."""
     from hpcaccel.submission.submit.comparison import changes_since_last
+    from hpcaccel.view.change_lines import change_lines
 
     found = changes_since_last(prepared)
     if not json:
-        for line in ["this is the first run with this name"] if found is None else _lines(found):
+        for line in ["this is the first run with this name"] if found is None else change_lines(found):
             typer.echo(line)
     return {} if found is None else found.to_json()
-
-
-def _lines(found: Changes) -> list[str]:
-    from hpcaccel.core.formatting import clean, clock_time
-
-    lines = [f"changed since {found.run_id} ({clock_time(found.created)}):"]
-    lines += [f"  {one.key}: {clean(_shown(one.before))} -> {clean(_shown(one.now))}" for one in found.settings]
-    for names, what in ((found.added, "added"), (found.removed, "removed"), (found.changed, "changed")):
-        lines += [f"  {what}: {clean(name)}" for name in names]
-    if found.code != "compared":
-        lines.append(f"  {found.code}")
-    elif found.nothing:
-        lines.append("  no changes")
-    return [*lines, *(clean(line) for line in found.diff.splitlines())]
-
-
-def _shown(value: object) -> str:
-    return "(not set)" if value is None else str(value)

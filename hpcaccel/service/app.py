@@ -15,7 +15,9 @@ from hpcaccel.service.access import AccessControl
 from hpcaccel.service.action_routes import action_routes
 from hpcaccel.service.answers import add_error_answers
 from hpcaccel.service.cluster_routes import cluster_routes
+from hpcaccel.service.detail_routes import detail_routes
 from hpcaccel.service.log_routes import log_routes
+from hpcaccel.service.prometheus import prometheus_routes
 from hpcaccel.service.run_routes import run_routes
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.service_settings import ServiceSettings
@@ -54,6 +56,7 @@ def create_app(settings: ServiceSettings, *, page: bool | None = None) -> FastAP
     routes = APIRouter(prefix=prefix, dependencies=bearer)
     for part in (
         run_routes(source),
+        detail_routes(source),
         log_routes(source),
         submit_routes(source, settings),
         action_routes(source),
@@ -62,6 +65,7 @@ def create_app(settings: ServiceSettings, *, page: bool | None = None) -> FastAP
     ):
         routes.include_router(part)
     app.include_router(routes)
+    app.include_router(prometheus_routes(source), prefix=settings.base_path, dependencies=bearer)
     _add_spec_schema(app)
     app.add_middleware(AccessControl, settings=settings)
     if page or (page is None and _has_page()):

@@ -13,6 +13,7 @@ from hpcaccel.service.client_connection import TIMEOUT_SECONDS, ServiceConnectio
 from hpcaccel.service.json_values import from_json
 
 if TYPE_CHECKING:
+    from hpcaccel.service.run_details import Bucket
     from hpcaccel.sweeps.sweep_overview import SweepOverview
     from hpcaccel.view.run_overview import Overview
 
@@ -130,6 +131,30 @@ class Client:
     def checkpoints(self, run_id: str) -> list[dict[str, Any]]:
         """The checkpoints, oldest first."""
         return list(self._get(f"runs/{_part(run_id)}/checkpoints"))
+
+    def metric_names(self, run_id: str) -> list[str]:
+        """The names of all metrics that the run has logged."""
+        return list(self._get(f"runs/{_part(run_id)}/metric-names"))
+
+    def metrics(self, run_id: str, names: Sequence[str] = ("loss",), buckets: int = 500) -> dict[str, list[Bucket]]:
+        """Curves, one line across all attempts: minimum, maximum and mean in each of at most ``buckets`` buckets."""
+        from hpcaccel.service.run_details import Bucket
+
+        found = self._get(f"runs/{_part(run_id)}/metrics", {"names": list(names), "buckets": buckets})
+        return {name: [from_json(Bucket, one) for one in curve] for name, curve in found.items()}
+
+    def merged_log(self, run_id: str, *, attempt: int | None = None, limit: int = 1000) -> str:
+        """The newest lines of all ranks of an attempt, by default of the newest one."""
+        return self._text(f"runs/{_part(run_id)}/merged-log", query={"attempt": attempt, "limit": limit})
+
+    def traceback(self, run_id: str) -> tuple[int, str] | None:
+        """The rank that failed first, and its traceback; None if there is none."""
+        found = self._get(f"runs/{_part(run_id)}/traceback")
+        return None if found["text"] is None else (found["rank"], found["text"])
+
+    def diff(self, run_id: str) -> str:
+        """The changes since the previous run of this name, as text; empty for the first one."""
+        return self._text(f"runs/{_part(run_id)}/diff")
 
     def logs(self, run_id: str) -> dict[str, int]:
         """The names of the log files, each with its size in bytes."""

@@ -81,7 +81,7 @@ class ServiceConnection:
             ServiceError: the service cannot be reached; ``status`` is 0.
         """
         given = {name: value for name, value in (query or {}).items() if value is not None}
-        target = f"{self._base}/api/v1/{path}" + (f"?{urlencode(given)}" if given else "")
+        target = f"{self._base}/api/v1/{path}" + (f"?{urlencode(given, doseq=True)}" if given else "")
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers() | ({} if key is None else {"Idempotency-Key": key})
         if data is not None:

@@ -41,6 +41,11 @@ def test_a_run_is_submitted_watched_stopped_and_resumed(client: Client, home: Pa
     part = client.log(made.run_id, "2/0.log", offset=-5)
     assert (part.text, part.next_offset) == ("ends\n", part.size)
     assert "".join(client.follow(made.run_id, "2/0.log")) == "begins\nends\n"
+    assert client.merged_log(made.run_id) == "[0] begins\n[0] ends\n"
+    assert client.metrics(made.run_id, ["loss"]) == {"loss": []}
+    assert client.metric_names(made.run_id) == []
+    assert client.traceback(made.run_id) is None
+    assert client.diff(made.run_id) == ""
     assert client.checkpoints(made.run_id) == []
 
 
@@ -62,6 +67,12 @@ def test_mistakes_in_a_spec_are_data(client: Client) -> None:
         "suggestion": "command",
     }
     assert (found["slurm.nodes"]["line"], found["entrypoint"]["line"]) == (4, 2)
+
+
+def test_the_difference_to_the_previous_run_of_the_name(client: Client) -> None:
+    client.submit(SPEC.replace("demo", "other"), cluster="local")
+    second = client.submit(SPEC.replace("demo", "other").replace("time: 10", "time: 20"), cluster="local")
+    assert "slurm.time: 00:10:00 -> 00:20:00" in client.diff(second.run_id)
 
 
 def test_an_unknown_run_is_not_found(client: Client) -> None:

@@ -29,15 +29,9 @@ if TYPE_CHECKING:  # a command about a run reads the keys here, and no spec
     from hpcaccel.submission.submit.prepare import PreparedSubmission
 
 __all__ = [
-    "Changes",
-    "PendingKey",
-    "Setting",
-    "changes_since_last",
-    "command_key",
-    "command_of",
-    "key_file",
-    "pending_key",
-]
+    "Changes", "PendingKey", "Setting", "changes_since_last", "changes_since_previous", "command_key", "command_of",
+    "key_file", "pending_key",
+]  # fmt: skip
 
 
 MAX_DIFF_BYTES = 500_000
@@ -93,6 +87,25 @@ def changes_since_last(prepared: PreparedSubmission) -> Changes | None:
     return None
 
 
+def changes_since_previous(run: RunDir) -> Changes | None:
+    """Compare a run with the run of its name that was submitted before it, if any."""
+    from hpcaccel.submission.clusters.checkpoint_checks import last_run_of
+
+    record, now = read_record(run), read_json(_first(run).spec)
+    for other in last_run_of(record.name, run.path.parent.parent):
+        if other.run_id >= run.run_id:
+            continue
+        before = read_json(_first(other).spec)
+        if now is None or before is None or "spec" not in before:
+            continue
+        code: dict[str, Any] = {"code": "a run has no copy of its code: only the settings are compared"}
+        if run.code.is_dir() and other.code.is_dir():
+            code = _compared(_files(other.code), _files(run.code))
+        settings = tuple(_settings(before["spec"], now["spec"]))
+        return Changes(run_id=other.run_id, created=read_record(other).created, settings=settings, **code)
+    return None
+
+
 def _first(run: RunDir) -> RunDir:
     task = run.task(0)
     return task if task.spec.exists() else run
@@ -118,8 +131,14 @@ def _code(copy: Path, plan: CodePlan | None, commit: str | None) -> dict[str, An
         why = "this submission does not copy code" if plan is None else "the last run has no copy of its code"
         at = f" (commit of the last run: {commit[:12]})" if commit else ""
         return {"code": f"{why}{at}: only the settings are compared"}
-    old = {PurePosixPath(path.relative_to(copy).as_posix()): path for path in copy.rglob("*") if path.is_file()}
-    new = {name: plan.root / name for name in plan.files if (plan.root / name).is_file()}
+    return _compared(_files(copy), {name: plan.root / name for name in plan.files if (plan.root / name).is_file()})
+
+
+def _files(copy: Path) -> dict[PurePosixPath, Path]:
+    return {PurePosixPath(path.relative_to(copy).as_posix()): path for path in copy.rglob("*") if path.is_file()}
+
+
+def _compared(old: Mapping[PurePosixPath, Path], new: Mapping[PurePosixPath, Path]) -> dict[str, Any]:
     differing = sorted(name for name in old.keys() & new.keys() if _differ(old[name], new[name]))
     return {
         "added": tuple(str(name) for name in sorted(new.keys() - old.keys())),

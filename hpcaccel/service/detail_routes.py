@@ -1,0 +1,78 @@
+"""Routes that show what happened in a run: metrics, the merged log, the first traceback, the changes since the last
+run of its name."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import BaseModel
+
+from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.run_details import Bucket, first_traceback, merged_log, metric_names, metrics_buckets
+from hpcaccel.service.run_routes import RunId
+from hpcaccel.service.run_source import RunSource
+from hpcaccel.submission.submit.comparison import changes_since_previous
+from hpcaccel.view.change_lines import change_lines
+
+__all__ = ["detail_routes"]
+
+MOST_BUCKETS = 5000
+
+
+class FirstTraceback(BaseModel):
+    """The traceback of the rank that failed first; both are null if there is none."""
+
+    rank: int | None
+    text: str | None
+
+
+def detail_routes(source: RunSource) -> APIRouter:
+    """Further routes below ``/runs/{run_id}``."""
+    routes = APIRouter(tags=["runs"], responses=ERRORS)
+
+    @routes.get("/runs/{run_id}/metric-names", response_model=list[str])
+    def names(run_id: RunId) -> JSONResponse:
+        """The names of all metrics that the run has logged."""
+        return JSONResponse(metric_names(source.find(run_id).dir))
+
+    @routes.get("/runs/{run_id}/metrics", response_model=dict[str, list[Bucket]])
+    def metrics(
+        run_id: RunId,
+        names: Annotated[list[str] | None, Query(max_length=100, description="Repeated; default: loss.")] = None,
+        buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="Maximum number of buckets.")] = 500,
+    ) -> JSONResponse:
+        """Curves: minimum, maximum and mean in each bucket of steps.
+
+        One line across all attempts: for a step that was repeated, the value of the newest attempt.
+        """
+        return JSONResponse(_plain(metrics_buckets(source.find(run_id).dir, names or ["loss"], buckets)))
+
+    @routes.get("/runs/{run_id}/merged-log", response_class=PlainTextResponse)
+    def merged(
+        run_id: RunId,
+        attempt: Annotated[int | None, Query(ge=1, le=1_000_000, description="Default: the newest.")] = None,
+        limit: Annotated[int, Query(ge=1, le=20_000, description="Maximum number of lines.")] = 1000,
+    ) -> PlainTextResponse:
+        """The newest lines of all ranks of an attempt, each with its rank."""
+        return PlainTextResponse(merged_log(source.find(run_id).dir, attempt, limit))
+
+    @routes.get("/runs/{run_id}/traceback", response_model=FirstTraceback)
+    def traceback(run_id: RunId) -> JSONResponse:
+        """The traceback of the rank that failed first."""
+        found = first_traceback(source.find(run_id).dir)
+        rank, text = (None, None) if found is None else found
+        return JSONResponse({"rank": rank, "text": text})
+
+    @routes.get("/runs/{run_id}/diff", response_class=PlainTextResponse)
+    def diff(run_id: RunId) -> PlainTextResponse:
+        """The changes of settings and code since the previous run of this name; empty for the first one."""
+        found = changes_since_previous(source.find(run_id).dir)
+        return PlainTextResponse("" if found is None else "".join(f"{line}\n" for line in change_lines(found)))
+
+    return routes
+
+
+def _plain(found: dict[str, list[Bucket]]) -> dict[str, Any]:
+    return {name: [vars(bucket) for bucket in curve] for name, curve in found.items()}
