@@ -55,10 +55,19 @@ class Logged:
 
     def read(self) -> list[Line]:
         """Lines added since the last call, older attempts first."""
+        return list(self.lines())
+
+    def lines(self) -> Iterator[Line]:
+        """Like :meth:`read`, but without holding all lines in memory, if the run has no ``$HPCACCEL_METRICS``."""
         ours = (self._our_line(raw) for _, raw, _ in self._ours.read() if raw is not None)
-        lines = [line for line in ours if line is not None]
         theirs = [line for attempt in self._attempts() for line in self._read_theirs(attempt)]
-        return sorted(lines + theirs, key=lambda line: line.attempt) if theirs else lines
+        if theirs:
+            lines = [line for line in ours if line is not None]
+            yield from sorted(lines + theirs, key=lambda line: line.attempt)
+            return
+        for line in ours:
+            if line is not None:
+                yield line
 
     @property
     def warning(self) -> str:

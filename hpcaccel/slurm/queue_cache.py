@@ -21,7 +21,7 @@ from hpcaccel.errors import HpcaccelError, UserError
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.queue_cache_contents import CachedQueue, CacheFile, look_up
 from hpcaccel.slurm.queue_cache_files import QueueCacheFiles, query_turn, shared_files
-from hpcaccel.slurm.states import JobState
+from hpcaccel.slurm.states import JobState, QueueEntry
 
 __all__ = ["SECONDS_VARIABLE", "CachedJob", "CachedJobs", "Queue"]
 
@@ -50,6 +50,9 @@ class CachedJob:
     """Time of the result, in seconds since the epoch."""
     words: str = ""
     """Explanation of an UNKNOWN state, for users."""
+    entry: QueueEntry | None = None
+    """The job's line of squeue: partition, nodes, and the start and the end as Slurm expects them; None if the state
+    comes from another query."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +222,7 @@ def _result(cache: CachedQueue, wanted: Mapping[str, float], timed_out: bool) ->
 
 def _cached_job(cache: CachedQueue, job_id: str, submitted: float, note: str) -> CachedJob:
     if (entry := cache.jobs.get(job_id)) is not None and entry.state is not JobState.UNKNOWN:
-        return CachedJob(state=entry.state, reason=entry.reason, at=cache.asked)
+        return CachedJob(state=entry.state, reason=entry.reason, at=cache.asked, entry=entry)
     found = cache.finding(job_id, submitted=submitted)
     if found is not None and (found.forgotten or found.state is not JobState.UNKNOWN):
         return CachedJob(state=found.state, reason=found.reason, gone=found.forgotten, at=found.at)

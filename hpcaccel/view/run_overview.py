@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.checkpoint_files.watched import newest_saved
-from hpcaccel.core.durable_files import read_lines
+from hpcaccel.checkpoint_files.watched import SavedCheckpoint, newest_saved
+from hpcaccel.core.attempt_steps import StepCount
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.records import RunRecord
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.jobs.run_state import read_facts, read_record
-from hpcaccel.submission.runs.attempts import Attempt, Metrics, count, current_step, read_attempts, total_steps
+from hpcaccel.submission.runs.attempts import LOSS, Attempt, Metrics, count, current_step, read_attempts, total_steps
 from hpcaccel.submission.runs.run_index import CachedOverview, look_at
 from hpcaccel.submission.runs.status import RunStatus, statuses
-from hpcaccel.view.time_report import report
+from hpcaccel.view.kept_readings import metrics_of
+from hpcaccel.view.life_bar import LifePart, life
+from hpcaccel.view.rank_states import RankState, rank_states, slow_ranks
+from hpcaccel.view.run_pace import Pace, deadline_of, pace_of
+from hpcaccel.view.time_report import attempt_spans, report
+from hpcaccel.view.work_at_risk import AtRisk, at_risk
 
 __all__ = ["Overview", "RunRow", "listed", "overview"]
-
-LOSS = "loss"
-"""The metric that is shown as the training's loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +55,9 @@ class Overview:
     """For each slow rank of the newest attempt: rank, node, and the ratio of the rank's own time to the median of all
     ranks."""
     ettr: float | None = None
-    """Share of all time, except pauses, that was spent in training; None with fewer than two attempts."""
+    """Share of all time, except pauses, that was spent in training; None before the first attempt."""
     goodput: float | None = None
-    """Share of the time with nodes that was spent in training; None with fewer than two attempts."""
+    """Share of the time with nodes that was spent in training; None before the first attempt."""
     error_class: str = ""
     """Class of the last failure (docs/failures.md); empty if the run has not failed."""
     advice: str = ""
@@ -69,6 +74,42 @@ class Overview:
     """When Slurm was queried for the state; None if no query was needed."""
     note: str = ""
     """Why the state may be outdated; empty if it is current."""
+    partition: str = ""
+    """Partition of the job, or the one that the spec asks for."""
+    nodes: list[str] = field(default_factory=list)
+    """Nodes of the newest attempt."""
+    queued_since: float | None = None
+    """Since when the run has been waiting for nodes; None if it is not waiting."""
+    started: float | None = None
+    """Start of the newest attempt."""
+    ended: float | None = None
+    """End of the run; None while it is active, or if its end was not recorded."""
+    estimated_start: float | None = None
+    """When Slurm expects to start the pending job; None without an estimate."""
+    deadline: float | None = None
+    """When the time limit of the present job ends; None if unknown or unlimited."""
+    time_left_seconds: float | None = None
+    """Time to the deadline."""
+    steps_per_second: float | None = None
+    """Pace of a running run, from its newest logged lines."""
+    tokens_per_second: float | None = None
+    """Tokens per second as the running program logs them."""
+    eta_seconds: float | None = None
+    """Estimated time to the last step at the present pace; None if unknown or not running."""
+    data_wait_share: float | None = None
+    """Share of the newest attempt's step time, from 0 to 1, for which rank 0 waits for batches; None if unknown."""
+    loss_tail: list[tuple[int, float]] = field(default_factory=list)
+    """Steps and values of the newest losses, at most 100."""
+    at_risk: AtRisk | None = None
+    """What the job loses if it is preempted or fails now; None if no attempt is running."""
+    ranks: list[RankState] = field(default_factory=list)
+    """The ranks of the newest attempt."""
+    life: list[LifePart] = field(default_factory=list)
+    """The parts of the run's life, oldest first."""
+    usage: Any = None
+    """Use of processors, memory and GPUs, from the samples; None without samples."""
+    hints: list[str] = field(default_factory=list)
+    """Advice for the next spec."""
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict without NaN or infinity, which JSON does not have: they become None."""
@@ -77,47 +118,97 @@ class Overview:
         return plain
 
 
-def overview(run: RunDir, status: RunStatus) -> Overview:
-    """Build the overview of a run from its ``status`` and its directory."""
+def overview(run: RunDir, status: RunStatus, *, now: float | None = None) -> Overview:
+    """Build the overview of a run from its ``status`` and its directory.
+
+    Metrics files are read once per process; later calls read only their new lines.
+    """
+    now = time.time() if now is None else now
     record = read_record(run)
-    metrics = Metrics(run)
-    metrics.read()
-    attempts = read_attempts(run, metrics.logged)
-    checkpoint = newest_saved(run, [attempt.end for attempt in attempts if attempt.end is not None])
-    checkpoint_step = checkpoint.step if checkpoint is not None else None
-    counts = count(attempts, goes_on=not status.ended, newest_checkpoint=checkpoint_step)
-    spent = report(run, status) if len(attempts) > 1 else None
-    return Overview(
-        run_id=run.run_id,
-        name=record.name,
-        path=str(run.path),
-        backend=record.backend,
-        cluster=record.cluster,
-        job_id=record.job_ids[-1] if record.job_ids else "",
-        created=record.created,
-        state=status.state,
-        reason=status.reason or "",
-        detail=status.detail or "",
-        attempts=status.attempts,
-        step=current_step(attempts, metrics),
-        total_steps=total_steps(attempts),
-        steps_lost=sum(one.lost for one in counts),
-        first_loss=metrics.first[LOSS][1] if LOSS in metrics.first else None,
-        last_loss=metrics.last[LOSS][1] if LOSS in metrics.last else None,
-        checkpoint=checkpoint.name if checkpoint is not None else None,
-        checkpoint_step=checkpoint_step,
-        slow_ranks=_slow_ranks(run, attempts),
-        ettr=None if spent is None else spent.ettr,
-        goodput=None if spent is None else spent.goodput,
-        **_failure(status, attempts),
-        values={name: value for name, (_, value) in metrics.last.items()},
-        metrics_warning=metrics.warning,
-        history=attempts,
-        overrides=record.overrides,
-        tasks=[overview(run.task(index), task) for index, task in enumerate(status.tasks)],
-        asked=status.asked,
-        note=status.note,
-    )
+    with metrics_of(run) as metrics:
+        attempts = read_attempts(run, metrics.logged)
+        checkpoint = newest_saved(run, [attempt.end for attempt in attempts if attempt.end is not None])
+        checkpoint_step = checkpoint.step if checkpoint is not None else None
+        counts = count(attempts, goes_on=not status.ended, newest_checkpoint=checkpoint_step)
+        spent = report(run, status, now=now, attempts=attempts) if attempts and not status.tasks else None
+        return Overview(
+            run_id=run.run_id,
+            name=record.name,
+            path=str(run.path),
+            backend=record.backend,
+            cluster=record.cluster,
+            job_id=record.job_ids[-1] if record.job_ids else "",
+            created=record.created,
+            state=status.state,
+            reason=status.reason or "",
+            detail=status.detail or "",
+            attempts=status.attempts,
+            step=current_step(attempts, metrics),
+            total_steps=total_steps(attempts),
+            steps_lost=sum(one.lost for one in counts),
+            first_loss=metrics.first[LOSS][1] if LOSS in metrics.first else None,
+            last_loss=metrics.last[LOSS][1] if LOSS in metrics.last else None,
+            checkpoint=checkpoint.name if checkpoint is not None else None,
+            checkpoint_step=checkpoint_step,
+            slow_ranks=slow_ranks(run, attempts[-1].number) if attempts else [],
+            ettr=None if spent is None else spent.ettr,
+            goodput=None if spent is None else spent.goodput,
+            **_failure(status, attempts),
+            values={name: value for name, (_, value) in metrics.last.items()},
+            metrics_warning=metrics.warning,
+            history=attempts,
+            overrides=record.overrides,
+            tasks=[overview(run.task(index), task, now=now) for index, task in enumerate(status.tasks)],
+            asked=status.asked,
+            note=status.note,
+            loss_tail=list(metrics.losses),
+            **_moment(run, record, status, attempts, metrics, checkpoint, counts, now=now),
+        )
+
+
+def _moment(
+    run: RunDir, record: RunRecord, status: RunStatus, attempts: list[Attempt], metrics: Metrics,
+    checkpoint: SavedCheckpoint | None, counts: Sequence[StepCount], *, now: float,
+) -> dict[str, Any]:  # fmt: skip
+    """Fields about times, pace, ranks and the bar of the run's life."""
+    active = not status.ended
+    spans = attempt_spans(run, attempts, goes_on=active, now=now)
+    kept = [one.kept_until for one, attempt in zip(counts, attempts, strict=True) if attempt.start is not None]
+    newest = attempts[-1] if attempts else None
+    start = None if newest is None else newest.start
+    runs = active and newest is not None and newest.end is None and status.state in ("running", "stopping")
+    step, total = current_step(attempts, metrics), total_steps(attempts)
+    values = {name: value for name, (_, value) in metrics.last.items()}
+    pace = pace_of(metrics, spans, values, step=step, total=total) if runs else Pace()
+    deadline = deadline_of(run, status, attempts)
+    waits = status.state in ("pending", "requeued")
+    estimate = status.estimated_start if waits else None
+    return {
+        "partition": status.partition or _asked_partition(run),
+        "nodes": [] if start is None else start.nodes,
+        "queued_since": (spans[-1].ended if spans else record.created) if waits else None,
+        "started": None if start is None else start.time,
+        "ended": newest.end.time if newest is not None and newest.end is not None and status.ended else None,
+        "estimated_start": estimate if estimate is not None and estimate > now else None,
+        "deadline": deadline,
+        "time_left_seconds": None if deadline is None else max(0.0, deadline - now),
+        "steps_per_second": pace.steps_per_second,
+        "tokens_per_second": pace.tokens_per_second,
+        "eta_seconds": pace.eta_seconds,
+        "at_risk": at_risk(
+            run, spans, attempts, checkpoint, step=step, seconds_per_step=pace.seconds_per_step, deadline=deadline,
+            now=now,
+        ) if runs else None,
+        "ranks": [] if newest is None or start is None
+        else rank_states(run, start, newest.end, active=active, now=now),
+        "life": [] if status.tasks else life(run, status, spans, kept, created=record.created, now=now),
+    }  # fmt: skip
+
+
+def _asked_partition(run: RunDir) -> str:
+    """The partition in the run's spec; empty if it names none."""
+    section = ((read_json(run.spec) or {}).get("spec") or {}).get("slurm") or {}
+    return str(section.get("partition") or "")
 
 
 def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
@@ -125,14 +216,6 @@ def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
     if end is None or not (status.state == "failed" or (status.state == "cancelled" and end.error_class)):
         return {}  # for example, a run that was cancelled without a failure
     return {"error_class": end.error_class or "", "advice": end.advice}
-
-
-def _slow_ranks(run: RunDir, attempts: list[Attempt]) -> list[dict[str, Any]]:
-    """The slow ranks in the newest line of the last attempt's stragglers file."""
-    if not attempts:
-        return []
-    lines = [line for line, _ in read_lines(run.stragglers(attempts[-1].number))]
-    return list(lines[-1]["slow"]) if lines else []
 
 
 def _finite(value: Any) -> Any:
@@ -143,9 +226,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_NOT_LISTED = ("loss_tail", "ranks", "life", "usage", "hints")
+"""Fields of an overview that lists leave out because of their size."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
-    """A run as shown by ``list``; ``document`` is its complete overview as JSON text."""
+    """A run as shown by ``list``; ``document`` is its overview as JSON text, without the fields in ``_NOT_LISTED``."""
 
     run_id: str
     name: str
@@ -160,12 +247,27 @@ class RunRow:
     overrides: dict[str, Any]
     asked: float | None
     note: str
+    path: str
+    backend: str
+    cluster: str
+    partition: str
+    nodes: list[str]
+    reason: str
+    detail: str
+    started: float | None
+    ended: float | None
+    estimated_start: float | None
+    time_left_seconds: float | None
+    steps_per_second: float | None
+    eta_seconds: float | None
+    goodput: float | None
     document: str
 
     @classmethod
     def of(cls, run: Overview) -> RunRow:
         shown = {item.name: getattr(run, item.name) for item in fields(cls) if item.name != "document"}
-        return cls(document=json.dumps(run.to_json(), ensure_ascii=False, allow_nan=False), **shown)
+        plain = {name: value for name, value in run.to_json().items() if name not in _NOT_LISTED}
+        return cls(document=json.dumps(plain, ensure_ascii=False, allow_nan=False), **shown)
 
     def to_json(self) -> dict[str, Any]:
         plain: dict[str, Any] = json.loads(self.document)
@@ -175,8 +277,12 @@ class RunRow:
 _NAMES = tuple(item.name for item in fields(RunRow))
 
 
-def listed(runs: Sequence[RunDir]) -> list[RunRow]:
-    """The rows of ``runs``. The row of an ended run is cached until the run's directory changes."""
+def listed(runs: Sequence[RunDir], *, patient: bool = False) -> list[RunRow]:
+    """The rows of ``runs``. The row of an ended run is cached until the run's directory changes.
+
+    Args:
+        patient: for repeated calls; see :func:`hpcaccel.submission.runs.status.statuses`.
+    """
     cached = CachedOverview("list")
     found: dict[Path, RunRow] = {}
     for run in runs:
@@ -185,7 +291,7 @@ def listed(runs: Sequence[RunDir]) -> list[RunRow]:
             found[run.path] = RunRow(**value)
     others = [run for run in runs if run.path not in found]
     looks = {run.path: look_at(run) for run in others}
-    for run, now in zip(others, statuses(others), strict=True):
+    for run, now in zip(others, statuses(others, patient=patient), strict=True):
         shown = found[run.path] = RunRow.of(overview(run, now))
         if now.ended and not now.tasks and read_facts(run).settled is not None:
             cached.keep(looks[run.path], {name: getattr(shown, name) for name in _NAMES})

@@ -20,7 +20,7 @@ from hpcaccel.submission.runs.attempts import Attempt, count, read_attempts
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.goodput import HELD, AttemptSpan, AttemptWork, add_up, between, split
 
-__all__ = ["AttemptReport", "Interval", "TimeReport", "report"]
+__all__ = ["AttemptReport", "Interval", "TimeReport", "attempt_spans", "report"]
 
 FAR_OFF = 2.0
 """A checkpoint interval longer or shorter than recommended by more than this factor is reported."""
@@ -120,19 +120,27 @@ class TimeReport:
         return plain
 
 
-def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> TimeReport:
-    """Compute the report on a run from its ``status`` and its directory."""
+def report(
+    run: RunDir, status: RunStatus, *, now: float | None = None, attempts: Sequence[Attempt] | None = None
+) -> TimeReport:
+    """Compute the report on a run from its ``status`` and its directory.
+
+    Args:
+        attempts: the run's attempts, with their logged steps, if the caller has read them.
+    """
     now = time.time() if now is None else now
     if status.tasks:
         return _together(status, [report(run.task(i), task, now=now) for i, task in enumerate(status.tasks)])
-    known = [one for one in read_attempts(run, LoggedSteps.of(Logged(run).read())) if one.start is not None]
+    if attempts is None:
+        attempts = read_attempts(run, LoggedSteps.of(Logged(run).read()))
+    known = [one for one in attempts if one.start is not None]
     newest = newest_saved(run, [one.end for one in known if one.end is not None])
     goes_on = not status.ended
     counts = count(known, goes_on=goes_on, newest_checkpoint=newest.step if newest else None)
-    spans = [_span(run, one, one.start, now, goes_on) for one in known if one.start is not None]
+    spans = attempt_spans(run, known, goes_on=goes_on, now=now)
     works = [split(span, kept=one.kept_until) for span, one in zip(spans, counts, strict=True)]
     waits = _waits(spans, created=read_record(run).created)
-    attempts = [
+    reports = [
         AttemptReport(
             attempt=span.start.attempt,
             reason=None if span.end is None else span.end.reason,
@@ -146,10 +154,10 @@ def report(run: RunDir, status: RunStatus, *, now: float | None = None) -> TimeR
         run_id=status.run_id,
         name=status.name,
         state=status.state,
-        seconds=add_up([*(one.seconds for one in attempts), _since(spans, run, status, now=now)]),
+        seconds=add_up([*(one.seconds for one in reports), _since(spans, run, status, now=now)]),
         steps=sum(one.done - one.lost for one in counts),
         steps_lost=sum(one.lost for one in counts),
-        attempts=attempts,
+        attempts=reports,
         interval=_interval(run, spans, works),
     )
 
@@ -167,6 +175,16 @@ def _together(status: RunStatus, tasks: list[TimeReport]) -> TimeReport:
 
 
 # -- the attempts ---------------------------------------------------------------------------------------------------
+
+
+def attempt_spans(run: RunDir, attempts: Sequence[Attempt], *, goes_on: bool, now: float) -> list[AttemptSpan]:
+    """The spans of the attempts that have started, oldest first.
+
+    Args:
+        goes_on: whether the run has not ended, so that an attempt without an end line is still running.
+        now: end of a running attempt.
+    """
+    return [_span(run, one, one.start, now, goes_on) for one in attempts if one.start is not None]
 
 
 def _span(run: RunDir, attempt: Attempt, start: AttemptStart, now: float, goes_on: bool) -> AttemptSpan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.run_ledger import RunLedger
 
 __all__ = [
+    "LOSS",
     "Attempt",
     "Metrics",
     "count",
@@ -25,6 +27,10 @@ __all__ = [
     "total_steps",
 ]
 
+LOSS = "loss"
+"""The metric that is shown as the training's loss."""
+LOSS_TAIL = 100
+"""Maximum number of the newest losses that are kept."""
 PACE_WINDOW = 50
 """Maximum number of logged lines from which the pace of a run is computed."""
 
@@ -44,17 +50,23 @@ class Metrics:
     """The lowest and the highest step logged in each attempt."""
     recent: deque[Line] = field(default_factory=lambda: deque(maxlen=PACE_WINDOW))
     """The newest lines of the newest attempt."""
+    losses: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=LOSS_TAIL))
+    """Steps and values of the newest finite losses, in the order of the steps."""
 
     def __post_init__(self) -> None:
         self._logged = Logged(self.run)
 
-    def read(self) -> list[Line]:
-        """Read and return the lines added since the last call."""
-        added = self._logged.read()
-        LoggedSteps.of(added, before=self.logged)
-        for line in added:
+    def read(self, *, into: list[Line] | None = None) -> None:
+        """Read the lines added since the last call.
+
+        Args:
+            into: a list to which the lines are appended.
+        """
+        for line in self._logged.lines():
+            if into is not None:
+                into.append(line)
+            LoggedSteps.of((line,), before=self.logged)
             self._take(line)
-        return added
 
     @property
     def warning(self) -> str:
@@ -71,6 +83,10 @@ class Metrics:
             self.last[name] = (line.step, value)
         if self.recent and self.recent[-1].attempt != line.attempt:
             self.recent.clear()
+        if math.isfinite(loss := line.values.get(LOSS, math.nan)):
+            while self.losses and self.losses[-1][0] >= line.step:
+                self.losses.pop()  # repeated by a later attempt
+            self.losses.append((line.step, loss))
         self.recent.append(line)
 
     @property

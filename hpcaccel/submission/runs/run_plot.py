@@ -58,7 +58,8 @@ def plot_run(run: RunDir, metric: str | Sequence[str] | None, *, name: str) -> F
         UserError: ``metric`` has not been logged, or no metric has.
     """
     metrics = Metrics(run)
-    lines = metrics.read()
+    lines: list[Line] = []
+    metrics.read(into=lines)
     chosen = _chosen(metric, metrics, run)
     attempts = read_attempts(run, metrics.logged)
     parts = _parts(lines, attempts)

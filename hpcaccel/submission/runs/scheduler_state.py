@@ -40,6 +40,8 @@ class SchedulerJob:
     """Time of the query, in seconds since 1970; 0.0 if there was no query."""
     note: str = ""
     """Why no newer state is available; "" if the query succeeded."""
+    entry: QueueEntry | None = None
+    """The job's line of squeue, if its state comes from there."""
 
 
 def query_slurm(facts: Sequence[RunState], queue: Callable[[], Queue], *, patient: bool) -> dict[str, SchedulerJob]:
@@ -90,7 +92,7 @@ def _from_known(known: CachedJob, answer: CachedJobs) -> SchedulerJob:
         phase = "running"
     elif state.is_ending:
         phase = "ending"
-    return SchedulerJob(phase=phase, state=state, words=known.reason, at=at, note=answer.note)
+    return SchedulerJob(phase=phase, state=state, words=known.reason, at=at, note=answer.note, entry=known.entry)
 
 
 def query_processes(fact: RunState) -> SchedulerJob:

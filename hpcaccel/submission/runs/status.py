@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.process_identity import process_start
@@ -69,6 +69,12 @@ class RunStatus:
     """Time of the query to Slurm, in seconds since 1970; None without a query."""
     note: str = ""
     """A text for the user: why no newer state from Slurm is available."""
+    partition: str = ""
+    """Partition of the job, as squeue lists it."""
+    estimated_start: float | None = None
+    """When Slurm expects to start a pending job, in seconds since 1970; None without an estimate."""
+    deadline: float | None = None
+    """When the time limit of a running job ends, in seconds since 1970; None if unknown or unlimited."""
 
     @property
     def ended(self) -> bool:
@@ -200,7 +206,16 @@ def _judge(fact: RunState, job: SchedulerJob) -> RunStatus:
     if job.note and job.at and not judged.ended:
         as_of = f"as of {time.strftime('%H:%M:%S', time.localtime(job.at))}; {job.note}"
         detail = f"{detail} ({as_of})" if detail else as_of
-    return replace(judged, detail=detail, asked=job.at or None, note=job.note)
+    return replace(judged, detail=detail, asked=job.at or None, note=job.note, **_times(judged, job))
+
+
+def _times(judged: RunStatus, job: SchedulerJob) -> dict[str, Any]:
+    """What squeue's line says about partition, expected start and time limit."""
+    if job.entry is None or judged.ended:
+        return {}
+    if job.phase == "pending":
+        return {"partition": job.entry.partition, "estimated_start": job.entry.start_time}
+    return {"partition": job.entry.partition, "deadline": job.entry.end_time if job.entry.time_limit_seconds else None}
 
 
 def _judged(fact: RunState, job: SchedulerJob) -> RunStatus:

@@ -1,0 +1,151 @@
+"""State of each rank of an attempt: its step, its step time, and whether it is slow, silent or at fault."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hpcaccel.core.durable_files import read_json, read_lines
+from hpcaccel.core.rank_records import Beat
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Hang, from_dict
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import RunDirectoryError
+
+__all__ = ["RankState", "rank_states", "read_hang", "slow_ranks"]
+
+SILENT_BEATS = 6
+"""A rank is silent if its newest heartbeat is this many intervals older than the newest one of all ranks."""
+CLOCK_SECONDS = 60.0
+"""Tolerated difference between this machine's clock and those of the nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankState:
+    """One rank of the newest attempt."""
+
+    rank: int
+    node: str
+    """Empty if unknown."""
+    local_rank: int | None
+    """Number of the rank on its node; None if the ranks per node are unknown."""
+    step: int | None
+    """Step in the rank's newest heartbeat; None without a heartbeat."""
+    step_seconds: float | None
+    state: str
+    """``ok``, ``slow`` (delays the other ranks), ``silent`` (sends no heartbeats), ``blamed`` (at fault for a hang or
+    a failure) or ``ended``."""
+    phase: str = ""
+    """What the rank last reported: starting, loading, training, evaluating, saving, finishing or leaving."""
+    site: str = ""
+    """Where the rank is in the script, as ``file:line``."""
+    waits_in: str | None = None
+    """The collective in which the rank has been waiting for other ranks for more than a few seconds."""
+    ratio: float | None = None
+    """Of a slow rank: its own time divided by the median of all ranks."""
+    gpu: str | None = None
+    """UUID of the rank's GPU, if samples tell it."""
+    idle_gpu: bool = False
+    """Whether the rank's GPU has been idle, if samples tell it."""
+
+
+def rank_states(
+    run: RunDir, start: AttemptStart, end: AttemptEnd | None, *, active: bool, now: float | None = None
+) -> list[RankState]:
+    """The ranks of one attempt, by number.
+
+    Args:
+        start: the attempt's start line in the ledger.
+        end: its end line, if it has ended.
+        active: whether the run has not ended, so that an attempt without an end line is running.
+    """
+    now = time.time() if now is None else now
+    beats = _beats(run, start.attempt)
+    count = max(start.ranks, 1 + max(beats, default=-1))
+    slow = {one["rank"]: one for one in slow_ranks(run, start.attempt)}
+    over = end is not None or not active
+    blamed = _blamed_ranks(run, start, end)
+    newest = max((beat.time for beat in beats.values()), default=0.0)
+    found = []
+    for rank in range(count):
+        beat = beats.get(rank)
+        node, local_rank = _place(start, rank, count, beat)
+        is_blamed = rank in blamed or (end is not None and bool(node) and node in end.nodes_blamed)
+        found.append(
+            RankState(
+                rank=rank,
+                node=node,
+                local_rank=local_rank,
+                step=None if beat is None else beat.step,
+                step_seconds=None if beat is None else beat.step_seconds,
+                state=_state(beat, over=over, blamed=is_blamed, slow=rank in slow, newest=newest, now=now),
+                phase="" if beat is None else beat.phase,
+                site="" if beat is None else beat.site,
+                waits_in=None if beat is None else beat.waits_in,
+                ratio=slow[rank].get("ratio") if rank in slow and not over else None,
+            )
+        )
+    return found
+
+
+def slow_ranks(run: RunDir, attempt: int) -> list[dict[str, Any]]:
+    """The slow ranks in the newest line of an attempt's stragglers file: rank, node and ratio of each."""
+    lines = [line for line, _ in read_lines(run.stragglers(attempt))]
+    return list(lines[-1]["slow"]) if lines else []
+
+
+def read_hang(run: RunDir, attempt: int) -> Hang | None:
+    """The hang that ended an attempt; None if none did, or if its file is damaged."""
+    try:
+        value = read_json(run.hang(attempt))
+        return None if value is None else from_dict(Hang, value)
+    except (OSError, RunDirectoryError, TypeError):
+        return None
+
+
+def _state(beat: Beat | None, *, over: bool, blamed: bool, slow: bool, newest: float, now: float) -> str:
+    if blamed:
+        return "blamed"
+    if over:
+        return "ended"
+    if beat is not None:
+        silence = SILENT_BEATS * beat.interval_seconds
+        if newest - beat.time > silence or now - beat.time > silence + CLOCK_SECONDS:
+            return "silent"
+    return "slow" if slow else "ok"
+
+
+def _beats(run: RunDir, attempt: int) -> dict[int, Beat]:
+    """The newest heartbeat of each rank. Damaged files are left out."""
+    found = {}
+    folder = run.heartbeats(attempt)
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    for name in names:
+        stem, _, suffix = name.partition(".")
+        if suffix != "json" or not stem.isdecimal():
+            continue
+        try:
+            value = read_json(folder / name)
+            if value is not None:
+                found[int(stem)] = from_dict(Beat, value)
+        except (OSError, RunDirectoryError, TypeError):
+            continue
+    return found
+
+
+def _blamed_ranks(run: RunDir, start: AttemptStart, end: AttemptEnd | None) -> set[int]:
+    hang = read_hang(run, start.attempt)
+    return {hang.culprit_rank} if end is not None and hang is not None and hang.culprit_rank is not None else set()
+
+
+def _place(start: AttemptStart, rank: int, count: int, beat: Beat | None) -> tuple[str, int | None]:
+    """Node and local number of a rank: ranks are placed node by node, the same number on each."""
+    nodes = start.nodes
+    if not nodes or count % len(nodes):
+        return ("" if beat is None else beat.host), None
+    each = count // len(nodes)
+    return nodes[rank // each], rank % each

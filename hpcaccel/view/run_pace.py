@@ -1,0 +1,65 @@
+"""Pace of a running training: steps and tokens per second, and the estimated time to its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpcaccel.core.launch_spec import find_launch
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import RunDirectoryError
+from hpcaccel.submission.runs.attempts import Attempt, Metrics
+from hpcaccel.submission.runs.status import RunStatus
+from hpcaccel.view.goodput import AttemptSpan
+
+__all__ = ["Pace", "deadline_of", "pace_of"]
+
+TOKEN_RATES = ("tokens_per_second", "tokens_per_sec", "tokens/s", "tok/s", "tokens_per_s")
+"""Names under which programs log their tokens per second; the first one that was logged counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast a run trains; None where unknown."""
+
+    seconds_per_step: float | None = None
+    tokens_per_second: float | None = None
+    eta_seconds: float | None = None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        return 1 / self.seconds_per_step if self.seconds_per_step else None
+
+
+def pace_of(
+    metrics: Metrics, spans: Sequence[AttemptSpan], values: Mapping[str, float], *, step: int | None, total: int | None
+) -> Pace:
+    """The pace of a running run's newest attempt: that of the newest logged lines, saves and evaluation included; if
+    there are none, the median step time of rank 0."""
+    seconds = None
+    if spans and metrics.recent and metrics.recent[-1].attempt == spans[-1].start.attempt:
+        seconds = metrics.seconds_per_step()
+    if seconds is None and spans and spans[-1].timing is not None:
+        seconds = spans[-1].timing.step_seconds
+    left = None if seconds is None or step is None or total is None else seconds * max(0, total - step)
+    rate = next((values[name] for name in TOKEN_RATES if math.isfinite(values.get(name, math.nan))), None)
+    return Pace(seconds_per_step=seconds, tokens_per_second=rate, eta_seconds=left)
+
+
+def deadline_of(run: RunDir, status: RunStatus, attempts: Sequence[Attempt]) -> float | None:
+    """When the time limit of the run's present job ends, in seconds since the epoch; None if unknown or unlimited.
+
+    On the local backend, it is computed from the start of the job that the ledger has.
+    """
+    if status.ended or status.deadline is not None:
+        return status.deadline
+    start = attempts[-1].start if attempts else None
+    if start is None or start.allocated_at is None or not start.job_id.startswith("local-"):
+        return None
+    try:
+        launch = find_launch(run)
+    except RunDirectoryError:  # a damaged spec.json: other readers of the file report it
+        return None
+    limit = None if launch is None else launch.time_limit_seconds
+    return None if limit is None else start.allocated_at + limit
