@@ -13,7 +13,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Submit": ("init", "schema", "validate", "render", "plan", "estimate-memory", "submit", "run"),
     "Launch": ("launch", "config", "env"),
     "Watch": ("status", "list", "logs", "wait", "explain", "report", "plot", "stacks", "shell", "serve"),
-    "Steer": ("stop", "save", "resume", "cancel", "pull", "clean"),
+    "Steer": ("stop", "save", "profile", "resume", "cancel", "pull", "clean"),
     "Sweep": ("sweep",),
     "Cluster": ("cluster", "test"),
     "Checkpoint": ("checkpoint",),

@@ -25,7 +25,7 @@ from hpcaccel.submission.remote.remote_cluster import RemoteCluster, RemoteReque
 
 GOES = {
     "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
-    "clean", "report", "plot", "stop", "save", "resume", "cancel", "stacks", "sweep start", "sweep status",
+    "clean", "report", "plot", "stop", "save", "profile", "resume", "cancel", "stacks", "sweep start", "sweep status",
     "sweep table", "sweep best", "sweep plot", "sweep export", "sweep stop", "sweep resume", "sweep retry-failed", "sweep extend",
     "sweep throttle", "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint pin", "checkpoint unpin",
     "test",

@@ -23,13 +23,14 @@ from hpcaccel.core.rank_records import Beat
 from hpcaccel.core.records import to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import SaveRequests
+from hpcaccel.runtime.health.step_profiler import StepProfiler
 from hpcaccel.runtime.health.stragglers import StragglerWatch
 from hpcaccel.runtime.health.thread_stacks import StackDumper, ThreadPosition, thread_position
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.health.stragglers import OwnTime
 
-__all__ = ["Activity", "ActivitySource", "Heartbeat", "RankStatus", "save_requests", "start_heartbeat"]
+__all__ = ["Activity", "ActivitySource", "Heartbeat", "RankStatus", "save_requests", "start_heartbeat", "step_profiler"]
 
 INTERVAL_SECONDS = 10.0
 """Time between two beats. HPCACCEL_HEARTBEAT_SECONDS overrides it."""
@@ -107,6 +108,7 @@ class Heartbeat:
         self._stacks = StackDumper(run.stacks(attempt), rank)
         self._stragglers = StragglerWatch(run, attempt) if rank == 0 else None
         self.save_requests = SaveRequests(run) if rank == 0 else None
+        self.profiler = StepProfiler(run, attempt, rank=rank)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpcaccel-heartbeat", daemon=True)
 
@@ -130,6 +132,7 @@ class Heartbeat:
                 self._stacks.dump_if_requested()
                 if self.save_requests is not None:
                     self.save_requests.poll()
+                self.profiler.poll()
                 if self._stragglers is not None and self.source is not None:
                     self._stragglers.check(self.source.own_time)
         except BaseException:
@@ -212,3 +215,8 @@ def start_heartbeat(run: RunDir | None, attempt: int) -> Heartbeat | None:
 def save_requests() -> SaveRequests | None:
     """The requests to save that rank 0's heartbeat has found; None on other ranks and outside of a run."""
     return None if _running is None else _running.save_requests
+
+
+def step_profiler() -> StepProfiler | None:
+    """What records steps of this rank at the request of ``hpcaccel profile``; None outside of a run."""
+    return None if _running is None else _running.profiler

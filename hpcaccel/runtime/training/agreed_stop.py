@@ -1,15 +1,16 @@
 """``AgreedStop``: the stop of one training. The training loop and the stop gate each have one.
 
 It holds what a stop consists of: the flag that signals set, the agreement of the ranks at each step, the request that
-says why to stop and what follows, ``hpcaccel save``, and the exit with its outcome. What is saved, and how, is decided
-by its owner: ``TrainingEnd`` and ``SaveSchedule`` for the loop, the program for the gate.
+says why to stop and what follows, ``hpcaccel save``, and the exit with its outcome; and ``hpcaccel profile``, which
+both owners need at each step. What is saved, and how, is decided by its owner: ``TrainingEnd`` and ``SaveSchedule`` for
+the loop, the program for the gate.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from hpcaccel.runtime.health.heartbeat import save_requests
+from hpcaccel.runtime.health.heartbeat import save_requests, step_profiler
 from hpcaccel.runtime.training.process_exit import LoneRank, ProcessExit
 from hpcaccel.runtime.training.stop_agreement import StopAgreement
 
@@ -48,12 +49,18 @@ class AgreedStop:
         self.agreement = StopAgreement(group.control, None if group.exchange is None else group.exchange.watchdog)
         self.save_requests = save_requests()
         """The requests of ``hpcaccel save``; None outside a run."""
+        self._profiler = step_profiler()
         self.request: StopRequest | None = None
         """The request of the last stop; None if the ranks have not agreed on a stop."""
         self.in_time = True
         """Whether a save is expected to end before the processes are killed; True if unknown."""
         self._clock = clock
         self._exit = ProcessExit(place, group, at_end, flag.ignore_signals)
+
+    def step_is_over(self, step: int) -> None:
+        """Begin, continue or end a recording for ``hpcaccel profile``, when ``step`` is over."""
+        if self._profiler is not None and self._profiler.is_active:
+            self._profiler.at_step(step)
 
     @property
     def save_is_requested(self) -> bool:
@@ -77,6 +84,8 @@ class AgreedStop:
             for_save: whether a save may follow. Rank 0 then waits briefly for the supervisor's request if saves take
                 long, because the request has the deadline.
         """
+        if self._profiler is not None:
+            self._profiler.abandon()
         seconds = self._clock.expected_save_seconds if for_save else None
         self.request, self.in_time = self._exit.request(save_seconds=seconds)
         return self.request

@@ -176,6 +176,7 @@ class AgreedActions:
         self._group = context.group
         self._saves = saves
         self._end = end
+        self._stop = stop
         self._agreement = stop.agreement
 
     def begin(self) -> None:
@@ -190,6 +191,7 @@ class AgreedActions:
             SystemExit: the ranks have agreed on a stop after which the training is to be continued.
             CheckpointError: a save failed.
         """
+        self._stop.step_is_over(step)
         agreement, own_time = self._agreement, self._own_time
         if agreement.is_quiet and not (
             self._flag.raised or self._checkpoints.in_flight or self._saves.is_due(step + 1)

@@ -326,6 +326,8 @@ class StopGate:
         self._step = step
         self._clock.count(step)
         self._clock.step_is_over(step)
+        if self._agreed is not None:
+            self._agreed.step_is_over(step)
 
     def _continue(self, agreed: AgreedStop, *, save: bool) -> bool:
         self.should_save = save

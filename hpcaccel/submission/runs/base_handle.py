@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,6 +165,17 @@ class Handle:
     def save(self) -> None:
         """Save a checkpoint now and continue; see :func:`hpcaccel.submission.runs.control.request_save`."""
         control.request_save(self.dir, slurm=self._slurm)
+
+    def profile(self, *, steps: int = 5, ranks: Sequence[int] = (0,)) -> str:
+        """Record the next steps with torch's profiler, and continue; see
+        :func:`hpcaccel.submission.runs.profiling.request_profile`.
+
+        Returns:
+            The request's id, for :func:`hpcaccel.submission.runs.profiling.follow_profile`.
+        """
+        from hpcaccel.submission.runs.profiling import request_profile
+
+        return request_profile(self.dir, steps=steps, ranks=ranks, slurm=self._slurm).id
 
     def cancel(self) -> None:
         """Cancel the run now, without a requeue; see :func:`hpcaccel.submission.runs.control.request_cancel`."""
