@@ -1,0 +1,1 @@
+"""The page of the service: runs, sweeps and a form, in a browser."""

@@ -1,0 +1,114 @@
+"""The page as an application below REST: Dash on FastAPI, with relative addresses, so that any proxy may be in front.
+
+Dash believes that it is at the root. The first HTML of a page refers to its files relatively, and a script in it tells
+Dash's program in the browser the path below which it really is: ``/``, ``--base-path``, or what a proxy has added.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dash import Dash
+from fastapi import FastAPI
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import get_route_path
+from starlette.types import Message, Receive, Scope, Send
+
+from hpcaccel.service.page import confirm, frame
+from hpcaccel.service.page.client_calls import ClientCalls
+from hpcaccel.service.page.place import place_of
+from hpcaccel.service.service_settings import ServiceSettings
+
+__all__ = ["ALIVE", "add_page"]
+
+ALIVE = "/_page/alive"
+"""The route that the browser asks to see whether the service can be reached."""
+CONTENT = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; "
+    "object-src 'none'; base-uri 'none'; form-action 'none'"
+)
+"""The browser's own check that a page requests nothing from elsewhere."""
+_ADDRESS = re.compile(r'\b(src|href)="/(?!/)')
+_BEGIN = """<script>(function () {
+  var config = document.getElementById("_dash-config"), value = JSON.parse(config.textContent);
+  value.requests_pathname_prefix = window.hpcaccelPrefix = new URL("%s", location.href).pathname;
+  config.textContent = JSON.stringify(value);
+})()</script>"""
+INDEX = """<!DOCTYPE html>
+<html lang="en">
+<head>
+{%metas%}
+<meta name="color-scheme" content="light dark">
+<title>{%title%}</title>
+<script>(function () {
+  var kept = null;
+  try { kept = localStorage.getItem("hpcaccel-scheme"); } catch (_) { /* storage is switched off */ }
+  var scheme = kept || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  document.documentElement.setAttribute("data-mantine-color-scheme", scheme);
+  window.hpcaccelScheme = scheme;
+})()</script>
+{%favicon%}
+{%css%}
+</head>
+<body>
+{%app_entry%}
+<footer>{%config%}<!--begin-->{%scripts%}{%renderer%}</footer>
+</body>
+</html>"""
+
+
+def add_page(app: FastAPI, settings: ServiceSettings) -> None:
+    """Add the page to the service's application. Its routes of REST must be there already: the page comes last."""
+    app.mount(settings.base_path or "/", _Page(ClientCalls(settings.client)), name="page")
+
+
+class _Page:
+    """The ASGI application of the page."""
+
+    def __init__(self, calls: ClientCalls) -> None:
+        self._server = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        self._dash = Dash(
+            "hpcaccel.service.page",
+            server=self._server,  # type: ignore[arg-type]
+            backend="fastapi",
+            assets_folder=str(Path(__file__).parent / "assets"),
+            index_string=INDEX,
+            title="hpcaccel",
+            update_title="",
+            suppress_callback_exceptions=True,
+            meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+            add_log_handler=False,
+            enable_mcp=False,
+        )
+        self._dash.layout = frame.layout()
+        frame.register(self._dash, calls)
+        confirm.register(self._dash, calls)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = get_route_path(scope) or "/"
+        if path.startswith(("/_dash-", "/assets/", "/_favicon")):
+            await self._server({**scope, "path": path, "root_path": ""}, receive, send)
+            return
+        await (await self._answer(path, scope, receive))(scope, receive, send)
+
+    async def _answer(self, path: str, scope: Scope, receive: Receive) -> Response:
+        if path == ALIVE:
+            return Response(status_code=204, headers={"cache-control": "no-store"})
+        place = place_of(path)
+        if scope["method"] not in ("GET", "HEAD") or place.page == "unknown" or place.prefix != "/":
+            return JSONResponse({"error": f"there is nothing at {path[:80]}"}, status_code=404)
+        up = "../" * place.depth or "./"
+        text = _ADDRESS.sub(rf'\1="{up}', await self._index(scope, receive)).replace("<!--begin-->", _BEGIN % up)
+        return HTMLResponse(text, headers={"content-security-policy": CONTENT, "cache-control": "no-store"})
+
+    async def _index(self, scope: Scope, receive: Receive) -> str:
+        """The HTML that Dash makes for its root."""
+        parts: list[bytes] = []
+
+        async def keep(message: Message) -> None:
+            parts.append(message.get("body", b""))
+
+        await self._server({**scope, "method": "GET", "path": "/", "root_path": ""}, receive, keep)
+        return b"".join(parts).decode()
