@@ -101,6 +101,7 @@ def expected(command: str) -> set[str]:
     return {f"trained {steps} steps on rank {rank} of {size}" for rank in range(size)}
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("command", sorted({here(one) for one in COMMANDS if "--nnodes" not in one}))
 def test_command_runs(folder: Path, command: str) -> None:
     answer = run(shlex.split(command), folder)
@@ -116,6 +117,7 @@ def test_command_runs(folder: Path, command: str) -> None:
     assert trained(answer.stdout + logs) == expected(command), answer.stdout + logs
 
 
+@pytest.mark.chaos
 def test_torchrun_of_two_nodes_runs(folder: Path) -> None:
     (command,) = [one for one in COMMANDS if "--nnodes" in one]
     words = shlex.split(command.replace("node1:29400", f"127.0.0.1:{free_port()}"))

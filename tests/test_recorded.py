@@ -145,6 +145,7 @@ def test_preempted_run_lost_no_step(looked_at: Machine) -> None:
     assert losses(run) == losses(looked_at.run("completed"))
 
 
+@pytest.mark.chaos
 @pytest.mark.torch
 @pytest.mark.slow
 def test_sharded_training_resumes_with_the_same_losses(machine: Machine) -> None:

@@ -38,6 +38,7 @@ def said(result):
     return result.stdout
 
 
+@pytest.mark.chaos
 def test_checkpoints_are_listed_verified_branched_and_converted(shell, refused):
     shell.write("train.py", TRAIN)
     shell.write("job.yaml", JOB)

@@ -38,7 +38,8 @@ def nothing_follows(cluster: Cluster, run: Scenario) -> None:
         assert job["JobState"] == "CANCELLED" or found_the_end, (job, run.story)
 
 
-@pytest.mark.parametrize("partition", ["gpuc0", pytest.param("gpuc", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("partition", ["gpuc0", "gpuc"])
 def test_chain_continues_after_a_preemption_by_cancel(
     cluster: Cluster, lease: Lease, tmp_path: Path, assert_exact: Exact, partition: str
 ) -> None:

@@ -200,6 +200,7 @@ def test_run_is_requeued_after_a_node_failure(cluster: Cluster, lease: Lease, tm
     assert f"node failure: {run.nodes[1]}" in run.lines("end")[0]["detail"]
 
 
+@pytest.mark.chaos
 def test_plain_ddp_example_continues_from_its_own_checkpoint(run: Scenario) -> None:
     example = Path(__file__).parents[2] / "jobs" / "plain" / "ddp.yaml"
     changes = [f"slurm.nodelist={run.nodes[0]}", f"environment.python={sys.executable}", "env.PLAIN_STEPS=1000000"]

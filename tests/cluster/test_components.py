@@ -47,7 +47,8 @@ def logs(scenario: Scenario, attempt: int) -> str:
     return (scenario.dir.attempt(attempt) / "data-0.log").read_text()
 
 
-@pytest.mark.parametrize("partition", ["gpu", pytest.param("gpu0", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("partition", ["gpu", "gpu0"])
 def test_preemption_of_the_component_node_loses_no_step(scenario: Scenario, nodes: list[str], partition: str) -> None:
     slurm = {"nodes": 1, "partition": partition}
     scenario.train("--epochs", "3", "--pause", "1", slurm=slurm, components=beside(scenario, nodes[1]))

@@ -42,7 +42,8 @@ def contained(folder: Path, **sections: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_preempted_run_in_a_container_loses_no_step(scenario: Scenario, launcher: str) -> None:
     one_rank_a_node = {"gpus_per_node": 1}
     scenario.train("--pause", "0.25", **contained(scenario.folder, launcher=launcher, slurm=one_rank_a_node))

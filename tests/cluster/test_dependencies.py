@@ -43,9 +43,8 @@ def times(run: RunDir) -> list[tuple[str, float]]:
 SLOW_ONCE = ["bash", "-c", "[[ $HPCACCEL_ATTEMPT == 1 ]] && sleep 60; echo done"]
 
 
-@pytest.mark.parametrize(
-    "resilience", [{}, pytest.param({"chain": 3, "chain_ahead": 1}, marks=pytest.mark.chaos)], ids=["requeue", "chain"]
-)
+@pytest.mark.chaos
+@pytest.mark.parametrize("resilience", [{}, {"chain": 3, "chain_ahead": 1}], ids=["requeue", "chain"])
 def test_dependent_run_waits_for_the_end_of_the_run_despite_a_requeue(
     scenario: Scenario, resilience: dict[str, Any]
 ) -> None:
@@ -86,9 +85,8 @@ def test_afterany_afternotok_and_impossible_dependencies(scenario: Scenario) -> 
 LATER = "[[ $HPCACCEL_ATTEMPT == 1 ]] && exec sleep 120; "
 
 
-@pytest.mark.parametrize(
-    "by_hand", [False, pytest.param(True, marks=pytest.mark.chaos)], ids=["supervisor", "scontrol"]
-)
+@pytest.mark.chaos
+@pytest.mark.parametrize("by_hand", [False, True], ids=["supervisor", "scontrol"])
 def test_failure_after_a_preemption_is_a_failed_job_in_slurm(scenario: Scenario, by_hand: bool) -> None:
     """Newer releases keep the grace time across `scontrol requeue`, and start the job again at its next end."""
     runs = submit_jobs(

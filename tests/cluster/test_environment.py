@@ -115,6 +115,7 @@ def test_concurrent_array_tasks_on_one_node_find_their_own_ranks(cluster: Cluste
         assert [rank["gpus"] for rank in cases.found(case)] == [1, 1]
 
 
+@pytest.mark.chaos
 def test_ranks_are_found_in_the_shell_and_the_steps_of_salloc(cluster: Cluster, lease: Lease, cases: Cases) -> None:
     shell = f"{cases.call('shell')}; srun {cases.call('step')}; srun --ntasks=1 {cases.call('one')}"
     options = ["--nodes=1", "--ntasks=2", f"--nodelist={lease(1)[0]}", "--mem=3G", "--quiet"]

@@ -32,6 +32,7 @@ def others(cluster: Cluster, leased: list[str]) -> str:
     return ",".join(node for node in cluster.nodes if node not in leased)
 
 
+@pytest.mark.chaos
 def test_broken_node_is_excluded_when_the_job_is_requeued(cluster: Cluster, lease: Lease, scenario: Scenario) -> None:
     nodes = lease(2)
     program = scenario.folder / "broken.py"

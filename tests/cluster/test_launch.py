@@ -171,7 +171,8 @@ def test_signals_reach_all_ranks_and_none_is_left(jobs: Jobs, sent: str, code: i
     assert (jobs.folder / "code").read_text() == f"{code}\n"
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "ranks ended", timeout_seconds=30)
     if sent != "SIGKILL":
-        assert [path.read_text() for path in signals] == [f"SIGUSR2\n{sent}\n"] * 2
+        received = [path.read_text().split() for path in signals]  # Slurm on a busy node may deliver the last one twice
+        assert [(first, set(others)) for first, *others in received] == [("SIGUSR2", {sent})] * 2
     jobs.cluster.run("scancel", job)
 
 

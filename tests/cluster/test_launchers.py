@@ -23,7 +23,8 @@ def scenario(cluster: Cluster, lease: Lease, tmp_path: Path) -> Scenario:
     return Scenario(cluster, tmp_path, nodes=lease(2))
 
 
-@pytest.mark.parametrize("partition", ["gpu", pytest.param("gpu0", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("partition", ["gpu", "gpu0"])
 def test_preempted_run_with_torchrun_loses_no_step(
     scenario: Scenario, assert_exact: Callable[..., None], partition: str
 ) -> None:

@@ -26,6 +26,7 @@ IN_MAKE_TEST = [("preempt", "persistent", "srun")]
 ROWS = [(how, kind, launcher) for how in ENDS for kind in ("plain", "persistent") for launcher in ("torchrun", "srun")]
 
 
+@pytest.mark.chaos
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("how", "kind", "launcher"),

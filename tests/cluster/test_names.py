@@ -51,6 +51,7 @@ def results(
     return Results(out, size, said)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("name", ROWS)
 def test_row_of_the_table_of_names_passes_under_srun(results: Results, name: str) -> None:
     results.check(name)

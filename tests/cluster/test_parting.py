@@ -29,6 +29,7 @@ IN_MAKE_TEST = [("exit", 3, "ddp")]
 ROWS = [(how, rank, strategy) for how in WAYS for rank in (0, 3) for strategy in ("ddp", "fsdp")]
 
 
+@pytest.mark.chaos
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("how", "rank", "strategy"),

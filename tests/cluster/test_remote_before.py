@@ -26,6 +26,7 @@ jobs:
 """
 
 
+@pytest.mark.chaos
 def test_file_with_several_jobs_is_planned_and_submitted_over_ssh(
     cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path
 ) -> None:

@@ -45,7 +45,8 @@ def check_that_no_step_is_lost(scenario: Scenario, steps: int) -> None:
         assert line["checkpoint_step"] == line["last_step"]
 
 
-@pytest.mark.parametrize("partition", ["gpu", pytest.param("gpu0", marks=pytest.mark.chaos)])
+@pytest.mark.chaos
+@pytest.mark.parametrize("partition", ["gpu", "gpu0"])
 def test_preempted_run_saves_and_continues_at_its_step(scenario: Scenario, partition: str) -> None:
     submit(scenario, "--pause", "0.2", "--steps", "100", partition=partition)
     scenario.wait_for_word("training")

@@ -20,6 +20,7 @@ from .test_sweep_commands import COUNTS, SPEC
 Lease = Callable[[int], list[str]]
 
 
+@pytest.mark.chaos
 def test_trial_of_a_cancelled_worker_is_taken_over_and_no_step_is_lost(
     cluster: Cluster, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

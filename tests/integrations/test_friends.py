@@ -84,6 +84,7 @@ def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return Training(*made_once(tmp_path_factory, f"friends-training-{request.param}", make))
 
 
+@pytest.mark.chaos
 def test_training_stops_on_both_ranks_and_resumes_in_mid_epoch(training: Training) -> None:
     assert training.undisturbed.codes == [0, 0], training.undisturbed.outputs
     assert training.stopped.codes == [85, 85], training.stopped.outputs
@@ -192,6 +193,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return Ended(**json.loads(said))
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("check", [*CHECKS, "metrics"])
 def test_library_works_on_two_ranks(checked: Ended, check: str) -> None:
     assert checked.codes == [0, 0], "\n".join(checked.outputs)
@@ -201,6 +203,7 @@ def test_library_works_on_two_ranks(checked: Ended, check: str) -> None:
 TORCHRUNS = ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"]
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("arguments", "launcher", "size"),
     [

@@ -125,6 +125,7 @@ def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in list(folder.glob("*.jsonl")) if path.exists())
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.chaos) for seed in range(1, 11))])
 def test_answers_are_those_of_an_undisturbed_run(made: Path, tmp_path: Path, seed: int, number: signal.Signals) -> None:

@@ -149,6 +149,7 @@ def test_each_recipe_is_run() -> None:
 # -- stop and resume --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("name", CASES)
 def test_run_is_stopped_and_resumed_with_the_arguments_of_the_recipe(tmp_path: Path, name: str) -> None:
     case, recipe = CASES[name], name.split()[0]

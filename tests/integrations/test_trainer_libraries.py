@@ -75,7 +75,8 @@ def check_stop_and_resume(program: str, tmp_path: Path, *arguments: str) -> Path
     return checkpoint
 
 
-@pytest.mark.parametrize("what", [pytest.param("whole", marks=pytest.mark.chaos), "lora"])
+@pytest.mark.chaos
+@pytest.mark.parametrize("what", ["whole", "lora"])
 def test_supervised_fine_tuning_of_trl_stops_at_one_step_and_resumes(tmp_path: Path, what: str) -> None:
     checkpoint = check_stop_and_resume("train_sft.py", tmp_path, *(["--lora"] if what == "lora" else []))
     weights = {path.name for path in checkpoint.glob("*.safetensors")}

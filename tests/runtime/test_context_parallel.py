@@ -112,6 +112,7 @@ def test_ranks_of_a_group_draw_the_same_random_samples() -> None:
     assert first != third
 
 
+@pytest.mark.chaos
 def test_first_program_of_the_page_runs_with_the_command_of_the_page(tmp_path: Path) -> None:
     (program, *_) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     (tmp_path / "long.py").write_text(program)

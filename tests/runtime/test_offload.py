@@ -260,6 +260,7 @@ def test_real_accelerates_device_map_of_transformers_is_undisturbed(tmp_path: Pa
         assert torch.equal(model(words).last_hidden_state, whole.transformer(words).last_hidden_state)
 
 
+@pytest.mark.chaos
 def test_compiled_model_calls_the_hooks(tmp_path: Path) -> None:
     model = disk_offload(made(), tmp_path)
     compiled = torch.compile(model, backend="eager")

@@ -117,6 +117,7 @@ def test_process_group_made_by_the_script_is_used_and_kept(found: dict[str, Any]
         assert found["destroyed behind its back"] == [[2, [0, 1]]] * 2
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_accelerator_can_be_created_and_ended_five_times(launcher: str) -> None:
     if launcher == "torchrun":

@@ -117,7 +117,9 @@ def test_outputs_are_near_the_whole_models_and_parameters_smaller(fields: dict[s
     assert not has_4bit_bnb_layers(whole)
     assert type(quantized.head) is nn.Linear  # the last module is not quantised
     in_place = load_and_quantize_model(model(), config(**fields))
-    assert difference(in_place, quantized(WORDS).detach()) == 0
+    with torch.no_grad():  # bitsandbytes' kernel for CPUs with AVX512-BF16 has no gradients
+        outputs = quantized(WORDS)
+    assert difference(in_place, outputs) == 0
 
 
 @KINDS

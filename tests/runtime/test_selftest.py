@@ -388,6 +388,7 @@ def network() -> Iterator[Network]:
         pytest.skip(f"this machine does not allow network namespaces: {detail.decode().strip()}")
 
 
+@pytest.mark.chaos
 def test_node_with_a_slow_link_is_named(network: Network, tmp_path: Path) -> None:
     network.slow_down(2, "100mbit")
     verdict = network.run(tmp_path, timeout=60)

@@ -95,6 +95,7 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
     return run
 
 
+@pytest.mark.chaos
 def test_every_part_is_within_two_percent_of_the_injected_time(disturbed: Disturbed) -> None:
     """Expected times include delays caused by the machine, as they are computed from the gaps between steps."""
     run, told = disturbed, json.loads(disturbed.cli("report", disturbed.dir.run_id, "--json"))
@@ -149,6 +150,7 @@ def test_every_part_is_within_two_percent_of_the_injected_time(disturbed: Distur
     assert [timing["resumed_step"] for timing in timings] == [0, 30, stopped]
 
 
+@pytest.mark.chaos
 def test_report_and_status_text_show_goodput(disturbed: Disturbed) -> None:
     text = disturbed.cli("report", disturbed.dir.run_id)
     for word in ("effective training time (ETTR)", "goodput", "steps: 70", "paused", "checkpoint interval: every"):

@@ -12,7 +12,7 @@ class Data(torch.utils.data.Dataset):
         return 256
 
     def __getitem__(self, index):
-        time.sleep(0.02)
+        time.sleep(0.06)
         x = torch.full((4,), float(index % 7))
         return {"x": x, "labels": x.sum()[None]}
 
