@@ -26,7 +26,7 @@ ROWS = {
 }
 LIBRARIES = {
     **dict.fromkeys(BASE, frozenset[str]()),
-    "node": frozenset[str](),
+    "node": frozenset({"pynvml"}),
     "checkpoint": frozenset({"torch", "numpy", "isal"}),
     "runtime": frozenset({"torch", "numpy"}),
     "integrations": frozenset({"torch"}),
@@ -204,6 +204,7 @@ NODE = {
     "rank": ["rank", "torchrun_program"],
     "launchers": ["launchers"],
     "failures": ["failures"],
+    "samples": ["samples"],
     "ledger": ["ledger"],
     "chain": ["chain"],
     "preparation": ["preparation"],

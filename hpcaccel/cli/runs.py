@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -160,13 +161,21 @@ def report(run: RunName, json: Json = False) -> None:
     found = find(run)
     if as_sweep(found) is not None:
         one_run(found)
-    measured = time_report(found.dir, found.status())
+    from hpcaccel.view.hints import hints
+    from hpcaccel.view.usage import usage
+
+    measured, used = time_report(found.dir, found.status()), usage(found.dir)
+    advice = hints(found.dir, used)
     if json:
-        print_json(measured.to_json())
+        print_json({**measured.to_json(), "usage": None if used is None else asdict(used), "hints": advice})
         return
     from hpcaccel.view.report_table import print_report
+    from hpcaccel.view.text_tables import console_for
+    from hpcaccel.view.usage_table import print_usage
 
     print_report(measured)
+    if used is not None:
+        print_usage(used, advice, console=console_for(None))
 
 
 def plot(

@@ -122,5 +122,7 @@ class Beat:
     """Hash of the main thread's stack: if it does not change, the thread may be stuck."""
     thread: str = ""
     """Identifier of the main thread in a stack dump."""
+    gpu: str = ""
+    """UUID of the rank's GPU; empty if it has none, or if torch does not tell the UUID."""
     left: str | None = None
     """Where the rank last left a loop early (by ``break``, ``return`` or an exception), as ``file:line``."""

@@ -245,6 +245,13 @@ class RunDir:
         """Ranks that are slower than the others; one line per change."""
         return self.attempt(attempt) / "stragglers.jsonl"
 
+    def samples(self, attempt: int) -> Path:
+        """Folder with a file for each node: use of CPUs, memory and GPUs (``samples.Sample``); the samplers' log."""
+        return self.attempt(attempt) / "samples"
+
+    def sample_file(self, attempt: int, node: str) -> Path:
+        return self.samples(attempt) / f"{node}.jsonl"
+
     def supervisor_log(self, attempt: int) -> Path:
         return self.attempt(attempt) / "supervisor.log"
 

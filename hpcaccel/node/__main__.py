@@ -63,7 +63,7 @@ def _dispatch(arguments: list[str]) -> int:
     usage = (
         "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | setup-failed DIR CODE NAME | trial DESCRIPTOR | "
         "rank DIR | agent DIR | component DIR | preflight-rank DIR | preflight DIR | import-image DIR RUNTIME | "
-        "stage DIR PLACE | unstage PLACE"
+        "stage DIR PLACE | unstage PLACE | sample DIR ATTEMPT"
     )
     print(f"usage: {usage}; arguments given: {' '.join(arguments)!r}", file=sys.stderr)
     return 2
@@ -137,8 +137,8 @@ def _ranks(arguments: list[str]) -> None:
 
 
 def _node_steps(arguments: list[str]) -> int | None:
-    """Run the subcommand of a step on the nodes before or after the ranks, which prints results as JSON lines. Returns
-    the exit code, or None if ``arguments`` is not such a subcommand."""
+    """Run the subcommand of a step on the nodes: before or after the ranks, printing results as JSON lines, or beside
+    them. Returns the exit code, or None if ``arguments`` is not such a subcommand."""
     match arguments:
         case ["import-image", directory, runtime]:
             from hpcaccel.node.environment.containers import import_for
@@ -153,6 +153,10 @@ def _node_steps(arguments: list[str]) -> int | None:
             from hpcaccel.node.environment.staging import unstage_here
 
             return unstage_here(Path(place))
+        case ["sample", directory, attempt]:
+            from hpcaccel.node.samples.sampling import sample_here
+
+            return sample_here(RunDir(directory), int(attempt))
         case ["preflight", directory]:
             from hpcaccel.node.failures.preflight_checks import print_findings
 

@@ -7,7 +7,7 @@ The supervisor makes an ``Attempt`` for each start and calls ``run``, which goes
    verdict here ends the attempt before any rank has started.
 3. ``_start``: start the components (programs beside the ranks), then the ranks.
 4. ``_watch``: until the last rank has ended, wait for signals, and once a second check for requests, the time limit
-   (``StopSequence``), hangs (``HangWatch``) and failed components.
+   (``StopSequence``), hangs (``HangWatch``) and failed components. Samplers of GPUs and CPUs run meanwhile.
 5. ``conclude``: collect the evidence: exit code, ``outcome.json``, stop request, the job's status, and after a failure
    its cause. ``decide`` turns the evidence into a verdict, subject to the run's caps.
 6. ``write_end``: append the end line to the ledger.
@@ -43,6 +43,7 @@ from hpcaccel.node.launchers.het_components import ComponentProcesses, component
 from hpcaccel.node.ledger import read_outcome
 from hpcaccel.node.preparation import BeforeRanks, Provision
 from hpcaccel.node.rank import RESUME_ARGS
+from hpcaccel.node.samples import Samplers
 from hpcaccel.node.stop_sequence import StopSequence
 from hpcaccel.slurm.states import JobState
 
@@ -199,6 +200,10 @@ class Attempt:
         """Watch the ranks until they have ended. Returns their exit code."""
         setting = self.job.launch.resilience.hang_timeout_seconds
         hangs = HangWatch(self.job.run, self.number, setting=setting)
+        placement = self.job.placement
+        samplers = Samplers(
+            self.job.run, self.job.launch, attempt=self.number, nodes=placement.nodes, avoid=placement.others
+        )
         while (code := ranks.poll()) is None:
             received = signal.sigtimedwait(WATCHED, LOOK_SECONDS)
             self.stopping.update(ranks, received.si_signo if received else None)
@@ -207,6 +212,9 @@ class Attempt:
             if self.stopping.unlimited and (failed := self._failed_component()) is not None:
                 log.info("killing the ranks: %s", failed)
                 self.stopping.kill(ranks)
+            if self.stopping.unlimited:
+                samplers.start_when_due()
+        samplers.end()
         return code
 
     def _failed_component(self) -> str | None:

@@ -12,6 +12,7 @@ from hpcaccel.core.rank_records import Beat
 from hpcaccel.core.records import AttemptEnd, AttemptStart, Hang, from_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
+from hpcaccel.view.usage import Usage
 
 __all__ = ["RankState", "rank_states", "read_hang", "slow_ranks"]
 
@@ -45,13 +46,19 @@ class RankState:
     ratio: float | None = None
     """Of a slow rank: its own time divided by the median of all ranks."""
     gpu: str | None = None
-    """UUID of the rank's GPU, if samples tell it."""
+    """UUID of the rank's GPU; None if neither samples nor the rank tell it."""
     idle_gpu: bool = False
     """Whether the rank's GPU has been idle, if samples tell it."""
 
 
 def rank_states(
-    run: RunDir, start: AttemptStart, end: AttemptEnd | None, *, active: bool, now: float | None = None
+    run: RunDir,
+    start: AttemptStart,
+    end: AttemptEnd | None,
+    *,
+    active: bool,
+    now: float | None = None,
+    used: Usage | None = None,
 ) -> list[RankState]:
     """The ranks of one attempt, by number.
 
@@ -59,6 +66,7 @@ def rank_states(
         start: the attempt's start line in the ledger.
         end: its end line, if it has ended.
         active: whether the run has not ended, so that an attempt without an end line is running.
+        used: the run's use of resources; None without samples.
     """
     now = time.time() if now is None else now
     beats = _beats(run, start.attempt)
@@ -66,6 +74,7 @@ def rank_states(
     slow = {one["rank"]: one for one in slow_ranks(run, start.attempt)}
     over = end is not None or not active
     blamed = _blamed_ranks(run, start, end)
+    gpus = {} if used is None else {gpu.rank: gpu for gpu in used.gpus if gpu.rank is not None}
     newest = max((beat.time for beat in beats.values()), default=0.0)
     found = []
     for rank in range(count):
@@ -84,6 +93,8 @@ def rank_states(
                 site="" if beat is None else beat.site,
                 waits_in=None if beat is None else beat.waits_in,
                 ratio=slow[rank].get("ratio") if rank in slow and not over else None,
+                gpu=gpus[rank].uuid if rank in gpus else (beat.gpu or None) if beat is not None else None,
+                idle_gpu=not over and rank in gpus and gpus[rank].idle_now,
             )
         )
     return found

@@ -19,11 +19,13 @@ from hpcaccel.submission.jobs.run_state import read_facts, read_record
 from hpcaccel.submission.runs.attempts import LOSS, Attempt, Metrics, count, current_step, read_attempts, total_steps
 from hpcaccel.submission.runs.run_index import CachedOverview, look_at
 from hpcaccel.submission.runs.status import RunStatus, statuses
+from hpcaccel.view.hints import hints
 from hpcaccel.view.kept_readings import metrics_of
 from hpcaccel.view.life_bar import LifePart, life
 from hpcaccel.view.rank_states import RankState, rank_states, slow_ranks
 from hpcaccel.view.run_pace import Pace, deadline_of, pace_of
 from hpcaccel.view.time_report import attempt_spans, report
+from hpcaccel.view.usage import Usage, usage
 from hpcaccel.view.work_at_risk import AtRisk, at_risk
 
 __all__ = ["Overview", "RunRow", "listed", "overview"]
@@ -106,8 +108,8 @@ class Overview:
     """The ranks of the newest attempt."""
     life: list[LifePart] = field(default_factory=list)
     """The parts of the run's life, oldest first."""
-    usage: Any = None
-    """Use of processors, memory and GPUs, from the samples; None without samples."""
+    usage: Usage | None = None
+    """Use of CPUs, memory and GPUs; None without samples."""
     hints: list[str] = field(default_factory=list)
     """Advice for the next spec."""
 
@@ -180,7 +182,7 @@ def _moment(
     step, total = current_step(attempts, metrics), total_steps(attempts)
     values = {name: value for name, (_, value) in metrics.last.items()}
     pace = pace_of(metrics, spans, values, step=step, total=total) if runs else Pace()
-    deadline = deadline_of(run, status, attempts)
+    deadline, used = deadline_of(run, status, attempts), usage(run)
     waits = status.state in ("pending", "requeued")
     estimate = status.estimated_start if waits else None
     return {
@@ -200,8 +202,10 @@ def _moment(
             now=now,
         ) if runs else None,
         "ranks": [] if newest is None or start is None
-        else rank_states(run, start, newest.end, active=active, now=now),
+        else rank_states(run, start, newest.end, active=active, now=now, used=used),
         "life": [] if status.tasks else life(run, status, spans, kept, created=record.created, now=now),
+        "usage": used,
+        "hints": hints(run, used),
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from hpcaccel.core.formatting import clean, clock_time, duration, number, percen
 from hpcaccel.submission.runs.watch import describe_end
 from hpcaccel.view.run_overview import Overview, RunRow
 from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_facts, print_table
+from hpcaccel.view.usage_table import usage_facts
 
 __all__ = ["print_runs", "print_status", "state_text", "summary"]
 
@@ -110,6 +111,7 @@ def _facts(run: Overview) -> list[tuple[str, Cell | Sequence[Cell]]]:
     if run.metrics_warning:
         rows.append(("metrics", Styled(clean(run.metrics_warning), "yellow")))
     rows.append(("checkpoint", run.checkpoint or "-"))
+    rows += usage_facts(run.usage, run.hints)
     rows.append(("directory", clean(run.path)))
     return rows
 

@@ -369,6 +369,7 @@ def test_python_values_may_name_a_function() -> None:
     assert spec_from_values({"name": "a", "entrypoint": {"function": "train"}}).entrypoint.kind == "function"
 
 
-@pytest.mark.parametrize("name", ["HPCACCEL_USE_CPU", "HPCACCEL_ALONE", "HPCACCEL_GPUS_PER_TASK", "HPCACCEL_LOG_LEVEL"])
+@pytest.mark.parametrize("name", ["HPCACCEL_USE_CPU", "HPCACCEL_ALONE", "HPCACCEL_GPUS_PER_TASK", "HPCACCEL_LOG_LEVEL",
+                                  "HPCACCEL_SAMPLE_SECONDS"])  # fmt: skip
 def test_documented_hpcaccel_variables_may_be_set(load, name: str) -> None:
     assert load(f"environment: {{env: {{{name}: '1'}}}}").environment.env == {name: "1"}

@@ -47,6 +47,7 @@ __all__ = [
     "set_device",
     "synchronize",
     "timing_event",
+    "uuid_of",
     "vendor",
 ]
 
@@ -149,6 +150,14 @@ def set_device(device: torch.device) -> None:
     if hasattr(module, "set_device"):
         module.set_device(device)
     _used = None if device.type in ("cpu", "cuda") else module
+
+
+def uuid_of(device: torch.device) -> str:
+    """UUID of a GPU, which all processes of a node know it by; empty if torch does not tell it."""
+    if device.type != "cuda":
+        return ""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # since torch 2.4
+    return "" if found is None else f"GPU-{str(found).removeprefix('GPU-')}"
 
 
 def current_device(kind: str) -> torch.device:

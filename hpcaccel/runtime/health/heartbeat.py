@@ -53,6 +53,7 @@ class Activity(NamedTuple):
     calls: int = 0
     waits_in: str | None = None
     left: str | None = None
+    gpu: str = ""
 
 
 class ActivitySource(Protocol):

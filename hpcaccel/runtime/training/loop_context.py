@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
+from hpcaccel.runtime.distributed.device_backend import uuid_of
 from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.health.heartbeat import Activity, RankStatus
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
@@ -132,6 +133,7 @@ class LoopActivity:
         self.own_time = context.own_time
         self._context = context
         self._evaluates = evaluates
+        self._gpu = uuid_of(context.group.device)
 
     def activity(self) -> Activity:
         context, status = self._context, self._context.status
@@ -145,4 +147,5 @@ class LoopActivity:
             calls=0 if watchdog is None else sum(list(watchdog.entered.values())),
             waits_in=None if watchdog is None else watchdog.waits_in,
             left=status.left_at,
+            gpu=self._gpu,
         )

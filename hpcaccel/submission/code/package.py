@@ -1,6 +1,7 @@
 """The parts of hpcaccel that are copied into a run directory.
 
-The batch step's program is one zip file with ``core``, ``slurm`` and ``node``, which import the standard library only.
+The batch step's program is one zip file with ``core``, ``slurm`` and ``node``, which import the standard library only,
+and with the module ``pynvml``, which the sampler imports on nodes with NVIDIA's driver.
 The ranks' part is a folder for containers whose image has torch but not hpcaccel. The loader shield is a folder with a
 ``sitecustomize`` that keeps data-loader workers alive through a SIGTERM from Slurm. The trainer bridge is such a folder
 too; its ``sitecustomize`` adds hpcaccel's callback to transformers' Trainer. All are copies, so that an upgrade of
@@ -52,6 +53,10 @@ def build_node_program() -> bytes:
         for name in sorted(sources):
             for entry, data in ((name, sources[name]), (f"{name}c", _compiled(name, sources[name]))):
                 archive.writestr(zipfile.ZipInfo(entry, _LONG_AGO), data, zipfile.ZIP_DEFLATED)
+        if (nvml := importlib.util.find_spec("pynvml")) is not None and nvml.origin is not None:
+            # Without bytecode, to spare each submission its compilation: only samplers on nodes with GPUs import it.
+            data = Path(nvml.origin).read_bytes()
+            archive.writestr(zipfile.ZipInfo("pynvml.py", _LONG_AGO), data, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 

@@ -1,0 +1,290 @@
+"""Use of GPUs, CPUs and memory by a run, from its nodes' samples: means, peaks, idle GPUs and energy."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from hpcaccel.core.run_dir import RunDir, numbered_folders
+from hpcaccel.core.samples import IDLE_SECONDS, GpuSample, Sample, bare_uuid, is_idle, rank_gpus, read_samples
+
+__all__ = ["GpuUsage", "NodeUsage", "Usage", "usage"]
+
+ALONE_SECONDS = 1800.0
+"""How long a GPU must be idle to count if no other GPU works and no steps are recorded."""
+SLOT_SECONDS = 60.0
+"""Resolution with which the work of different GPUs is compared."""
+JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeUsage:
+    """One node, over all attempts on it. None: unknown."""
+
+    node: str
+    seconds: float
+    """Time with samples."""
+    source: str
+    """Where CPU time and memory are from: ``cgroup1``, ``cgroup2`` or ``processes``."""
+    cpu_share: float | None
+    """Share of the job's CPUs on the node that were in use, in the mean."""
+    cpus: int | None
+    memory_peak_bytes: int | None
+    memory_limit_bytes: int | None
+    io_read_bytes: int | None
+    io_write_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUsage:
+    """One GPU or MIG device, over all attempts on its node. None: unknown."""
+
+    node: str
+    uuid: str
+    name: str
+    mig: bool
+    seconds: float
+    """Time with samples."""
+    mean_utilization: float | None
+    """In percent."""
+    memory_peak_bytes: int | None
+    memory_total_bytes: int | None
+    idle_seconds: float
+    """Time in idle stretches that were long enough to count."""
+    idle_now: bool
+    """Whether it was idle at the last sample, and long enough to count."""
+    idle_since_step: int | None
+    """The step at which the present idle stretch began; None if it is not idle, or without steps."""
+    energy_kwh: float | None
+    rank: int | None
+    """The rank on this GPU in the newest attempt; None without a rank or with several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """Use of resources by one run. Times are seconds since the epoch."""
+
+    nodes: list[NodeUsage] = field(default_factory=list)
+    gpus: list[GpuUsage] = field(default_factory=list)
+    idle_gpu_hours: float = 0.0
+    energy_kwh: float | None = None
+    """Energy of the GPUs; None if the driver tells it of none."""
+    since: float | None = None
+    until: float | None = None
+    trained_seconds: float = 0.0
+    """Time with samples from the first step to the last one, on the node that has the most."""
+
+    @property
+    def idle_gpus(self) -> list[GpuUsage]:
+        """GPUs that were idle at their last sample."""
+        return [gpu for gpu in self.gpus if gpu.idle_now]
+
+
+def usage(run: RunDir) -> Usage | None:
+    """The use of resources in all attempts of a run; None without samples."""
+    numbers = numbered_folders(run.attempts)
+    attempts = {number: samples for number in numbers if (samples := read_samples(run, number))}
+    if not attempts:
+        return None
+    newest = max(attempts)
+    nodes: dict[str, list[NodeUsage]] = defaultdict(list)
+    gpus: dict[tuple[str, str], list[GpuUsage]] = defaultdict(list)
+    trained = 0.0
+    for number, samples in attempts.items():
+        ranks, work = rank_gpus(run, number) if number == numbers[-1] else {}, _Work(samples.values())
+        for node, lines in samples.items():
+            nodes[node].append(_node(node, lines))
+            trained = max(trained, _trained_seconds(lines))
+            for uuid in dict.fromkeys(gpu.uuid for line in lines for gpu in line.gpus):
+                gpus[node, uuid].append(_gpu(node, uuid, lines, work, ranks, present=number == newest))
+    own_gpus = [_add_gpus(several) for several in gpus.values()]
+    energies = [gpu.energy_kwh for gpu in own_gpus if gpu.energy_kwh is not None]
+    ends = [(lines[0].time, lines[-1].time) for samples in attempts.values() for lines in samples.values() if lines]
+    return Usage(
+        nodes=[_add_nodes(several) for several in nodes.values()],
+        gpus=own_gpus,
+        idle_gpu_hours=sum(gpu.idle_seconds for gpu in own_gpus) / 3600,
+        energy_kwh=sum(energies) if energies else None,
+        since=min((first for first, _ in ends), default=None),
+        until=max((last for _, last in ends), default=None),
+        trained_seconds=trained,
+    )
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def _node(node: str, lines: Sequence[Sample]) -> NodeUsage:
+    seconds = sum(line.seconds for line in lines)
+    cpu, cpus = _grown([line.cpu_seconds for line in lines]), _last(line.cpus for line in lines)
+    return NodeUsage(
+        node=node,
+        seconds=seconds,
+        source=lines[-1].source if lines else "",
+        cpu_share=cpu / cpus / seconds if cpu is not None and cpus and seconds else None,
+        cpus=cpus,
+        memory_peak_bytes=_peak(line.memory_bytes for line in lines),
+        memory_limit_bytes=_last(line.memory_limit for line in lines),
+        io_read_bytes=_whole(_grown([line.io_read_bytes for line in lines])),
+        io_write_bytes=_whole(_grown([line.io_write_bytes for line in lines])),
+    )
+
+
+def _add_nodes(several: Sequence[NodeUsage]) -> NodeUsage:
+    last, shares = several[-1], [(one.cpu_share, one.seconds) for one in several]
+    return NodeUsage(
+        node=last.node,
+        seconds=sum(one.seconds for one in several),
+        source=last.source,
+        cpu_share=_weighted(shares),
+        cpus=last.cpus,
+        memory_peak_bytes=_peak(one.memory_peak_bytes for one in several),
+        memory_limit_bytes=last.memory_limit_bytes,
+        io_read_bytes=_sum(one.io_read_bytes for one in several),
+        io_write_bytes=_sum(one.io_write_bytes for one in several),
+    )
+
+
+def _trained_seconds(lines: Sequence[Sample]) -> float:
+    stepped = [line for line in lines if line.step is not None]
+    moves = [at for at in range(1, len(stepped)) if stepped[at].step != stepped[at - 1].step]
+    return sum(line.seconds for line in stepped[moves[0] : moves[-1] + 1]) if moves else 0.0
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+class _Work:
+    """Which GPUs of one attempt worked when."""
+
+    def __init__(self, nodes: Iterable[Sequence[Sample]]) -> None:
+        self._busy: dict[int, set[str]] = defaultdict(set)
+        for lines in nodes:
+            for line in lines:
+                busy = {gpu.uuid for gpu in line.gpus if gpu.utilization and not is_idle(gpu, line.seconds)}
+                for slot in _slots(line) if busy else ():
+                    self._busy[slot] |= busy
+
+    def elsewhere(self, line: Sample, uuid: str) -> bool:
+        """Whether another GPU worked in the time of ``line``."""
+        return any(self._busy.get(slot, set()) - {uuid} for slot in _slots(line))
+
+
+def _slots(line: Sample) -> range:
+    return range(int((line.time - line.seconds) // SLOT_SECONDS), int(line.time // SLOT_SECONDS) + 1)
+
+
+@dataclass
+class _Stretch:
+    """Consecutive lines in which a GPU was idle."""
+
+    since_step: int | None
+    seconds: float = 0.0
+    step: int | None = None
+    others_work: bool = False
+
+    @property
+    def counts(self) -> bool:
+        trains = self.step is not None and self.step != (self.since_step or 0)
+        return self.seconds >= (IDLE_SECONDS if trains or self.others_work else ALONE_SECONDS)
+
+
+def _stretches(uuid: str, lines: Sequence[Sample], work: _Work) -> list[_Stretch]:
+    """The idle stretches of one GPU. The last one is empty if the GPU worked in the last line."""
+    found, step = [_Stretch(None)], None
+    for line in lines:
+        gpu = _of(line, uuid)
+        if gpu is None or not is_idle(gpu, line.seconds):
+            found.append(_Stretch(line.step))
+        else:
+            last = found[-1]
+            last.since_step = last.since_step if last.seconds else (step if step is not None else line.step)
+            last.seconds += line.seconds
+            last.step = line.step
+            last.others_work = last.others_work or work.elsewhere(line, uuid)
+        step = line.step
+    return found
+
+
+def _gpu(
+    node: str, uuid: str, lines: Sequence[Sample], work: _Work, ranks: dict[str, int], *, present: bool
+) -> GpuUsage:
+    seen = [(line, gpu) for line in lines if (gpu := _of(line, uuid)) is not None]
+    last, stretches = seen[-1][1], _stretches(uuid, lines, work)
+    now = present and stretches[-1].counts
+    energy = _grown([gpu.energy_mj for _, gpu in seen])
+    return GpuUsage(
+        node=node,
+        uuid=uuid,
+        name=last.name,
+        mig=last.mig,
+        seconds=sum(line.seconds for line, _ in seen),
+        mean_utilization=_weighted([(gpu.utilization, line.seconds) for line, gpu in seen]),
+        memory_peak_bytes=_peak(gpu.memory_used for _, gpu in seen),
+        memory_total_bytes=last.memory_total,
+        idle_seconds=sum(one.seconds for one in stretches if one.counts),
+        idle_now=now,
+        idle_since_step=stretches[-1].since_step if now else None,
+        energy_kwh=None if energy is None else energy / 1000 / JOULES_PER_KWH,
+        rank=ranks.get(bare_uuid(uuid), last.ranks[0] if len(last.ranks) == 1 else None),
+    )
+
+
+def _add_gpus(several: Sequence[GpuUsage]) -> GpuUsage:
+    last = several[-1]
+    energies = [one.energy_kwh for one in several if one.energy_kwh is not None]
+    return GpuUsage(
+        node=last.node,
+        uuid=last.uuid,
+        name=last.name,
+        mig=last.mig,
+        seconds=sum(one.seconds for one in several),
+        mean_utilization=_weighted([(one.mean_utilization, one.seconds) for one in several]),
+        memory_peak_bytes=_peak(one.memory_peak_bytes for one in several),
+        memory_total_bytes=last.memory_total_bytes,
+        idle_seconds=sum(one.idle_seconds for one in several),
+        idle_now=last.idle_now,
+        idle_since_step=last.idle_since_step,
+        energy_kwh=sum(energies) if energies else None,
+        rank=last.rank,
+    )
+
+
+def _of(line: Sample, uuid: str) -> GpuSample | None:
+    return next((gpu for gpu in line.gpus if gpu.uuid == uuid), None)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def _grown(values: Sequence[float | None]) -> float | None:
+    """How much a counter has grown. A counter that falls has started again."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return None
+    return sum(max(0.0, after - before) for before, after in pairwise(known))
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def _weighted(values: Sequence[tuple[float | None, float]]) -> float | None:
+    known = [(value, weight) for value, weight in values if value is not None and weight > 0]
+    return sum(value * weight for value, weight in known) / sum(weight for _, weight in known) if known else None
+
+
+def _peak(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _last(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return known[-1] if known else None
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
