@@ -197,15 +197,12 @@ def _moment(
         "steps_per_second": pace.steps_per_second,
         "tokens_per_second": pace.tokens_per_second,
         "eta_seconds": pace.eta_seconds,
-        "at_risk": at_risk(
-            run, spans, attempts, checkpoint, step=step, seconds_per_step=pace.seconds_per_step, deadline=deadline,
-            now=now,
-        ) if runs else None,
-        "ranks": [] if newest is None or start is None
-        else rank_states(run, start, newest.end, active=active, now=now, used=used),
+        "at_risk": None if not runs else at_risk(
+            run, spans, attempts, checkpoint, step=step, seconds_per_step=pace.seconds_per_step, deadline=deadline, now=now
+        ),
+        "ranks": rank_states(run, start, newest.end, active=active, now=now, used=used) if newest and start else [],
         "life": [] if status.tasks else life(run, status, spans, kept, created=record.created, now=now),
-        "usage": used,
-        "hints": hints(run, used),
+        "usage": used, "hints": hints(run, used),
     }  # fmt: skip
 
 
