@@ -192,13 +192,13 @@ def _moment(
         "started": None if start is None else start.time,
         "ended": newest.end.time if newest is not None and newest.end is not None and status.ended else None,
         "estimated_start": estimate if estimate is not None and estimate > now else None,
-        "deadline": deadline,
-        "time_left_seconds": None if deadline is None else max(0.0, deadline - now),
+        "deadline": deadline, "time_left_seconds": None if deadline is None else max(0.0, deadline - now),
         "steps_per_second": pace.steps_per_second,
         "tokens_per_second": pace.tokens_per_second,
         "eta_seconds": pace.eta_seconds,
         "at_risk": None if not runs else at_risk(
-            run, spans, attempts, checkpoint, step=step, seconds_per_step=pace.seconds_per_step, deadline=deadline, now=now
+            run, spans, attempts, checkpoint,
+            step=step, seconds_per_step=pace.seconds_per_step, deadline=deadline, now=now,
         ),
         "ranks": rank_states(run, start, newest.end, active=active, now=now, used=used) if newest and start else [],
         "life": [] if status.tasks else life(run, status, spans, kept, created=record.created, now=now),
