@@ -41,6 +41,7 @@ class ErrorAnswer(BaseModel):
     hints: list[str] = []
 
 
+_ERROR = "#/components/schemas/ErrorAnswer"
 _SENTENCES = {
     400: "The request cannot be fulfilled as it is.",
     401: "The token is missing or wrong.",
@@ -53,7 +54,8 @@ _SENTENCES = {
     503: "Slurm did not respond; the same request can be repeated.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": sentence} for status, sentence in _SENTENCES.items()
+    status: {"description": sentence, "content": {"application/json": {"schema": {"$ref": _ERROR}}}}
+    for status, sentence in _SENTENCES.items()
 }
 """The error answers of all routes, for OpenAPI."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from typing import Any
 
 import anyio.to_thread
 from fastapi import APIRouter, Depends, FastAPI
@@ -13,7 +14,7 @@ from fastapi.security import HTTPBearer
 import hpcaccel
 from hpcaccel.service.access import AccessControl
 from hpcaccel.service.action_routes import action_routes
-from hpcaccel.service.answers import add_error_answers
+from hpcaccel.service.answers import ErrorAnswer, add_error_answers
 from hpcaccel.service.cluster_routes import cluster_routes
 from hpcaccel.service.detail_routes import detail_routes
 from hpcaccel.service.log_routes import log_routes
@@ -66,7 +67,7 @@ def create_app(settings: ServiceSettings, *, page: bool | None = None) -> FastAP
         routes.include_router(part)
     app.include_router(routes)
     app.include_router(prometheus_routes(source), prefix=settings.base_path, dependencies=bearer)
-    _add_spec_schema(app)
+    _add_schemas(app)
     app.add_middleware(AccessControl, settings=settings)
     if page or (page is None and _has_page()):
         from hpcaccel.service.page.app import add_page
@@ -85,14 +86,17 @@ async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
     yield
 
 
-def _add_spec_schema(app: FastAPI) -> None:
-    """Add the schema of ``SpecRequest``, which routes read by themselves, to OpenAPI."""
+def _add_schemas(app: FastAPI) -> None:
+    """Add schemas that routes refer to by name: of ``SpecRequest``, which they read themselves, and of errors."""
     made = app.openapi
 
-    def openapi() -> dict[str, object]:
+    def openapi() -> dict[str, Any]:
         document = made()
-        schema = SpecRequest.model_json_schema(ref_template="#/components/schemas/{model}")
-        document["components"]["schemas"].setdefault("SpecRequest", schema)
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for model in (SpecRequest, ErrorAnswer):
+            schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas |= schema.pop("$defs", {})
+            schemas[model.__name__] = schema
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]

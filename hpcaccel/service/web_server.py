@@ -72,9 +72,9 @@ def serve(
             socket.unlink(missing_ok=True)
 
 
-def _config(settings: ServiceSettings) -> uvicorn.Config:
+def _config(settings: ServiceSettings, *, page: bool | None = None) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(settings),
+        create_app(settings, page=page),
         log_level="warning",
         access_log=False,  # links contain the token
         proxy_headers=False,
