@@ -1,14 +1,13 @@
-"""Routes that change a run: stop, save, cancel, resume."""
+"""Routes that change a run: stop, save, profile, cancel, resume."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Body, Header
-from fastapi.responses import JSONResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.spec_requests import KEY
@@ -36,6 +35,13 @@ class StopRequestBody(BaseModel):
     then: Literal["pause", "requeue", "finish"] = "pause"
 
 
+class ProfileBody(BaseModel):
+    """What is recorded."""
+
+    steps: int = Field(default=5, ge=1, le=50)
+    ranks: list[int] = Field(default=[0], min_length=1, max_length=16)
+
+
 def action_routes(source: RunSource) -> APIRouter:
     """The routes ``POST /runs/{run_id}/ACTION``."""
     routes = APIRouter(tags=["actions"], responses=ERRORS)
@@ -43,7 +49,7 @@ def action_routes(source: RunSource) -> APIRouter:
     @routes.post("/runs/{run_id}/stop", status_code=202, response_model=ActionAnswer)
     def stop(
         run_id: RunId, body: Annotated[StopRequestBody | None, Body()] = None, idempotency_key: Key = None
-    ) -> JSONResponse:
+    ) -> JsonAnswer:
         """Save and stop; then stay stopped (pause), return to the queue (requeue) or end (finish)."""
         run = source.find(run_id)
         with named_requests(idempotency_key):
@@ -51,13 +57,20 @@ def action_routes(source: RunSource) -> APIRouter:
         return _accepted(run_id, "stop")
 
     @routes.post("/runs/{run_id}/save", status_code=202, response_model=ActionAnswer)
-    def save(run_id: RunId) -> JSONResponse:
+    def save(run_id: RunId) -> JsonAnswer:
         """Save a checkpoint now and go on."""
         source.find(run_id).save()
         return _accepted(run_id, "save")
 
+    @routes.post("/runs/{run_id}/profile", status_code=202, response_model=ActionAnswer)
+    def profile(run_id: RunId, body: Annotated[ProfileBody | None, Body()] = None) -> JsonAnswer:
+        """Record the next steps of some ranks with torch's profiler, into the run directory, and go on."""
+        asked = ProfileBody() if body is None else body
+        source.find(run_id).profile(steps=asked.steps, ranks=asked.ranks)
+        return _accepted(run_id, "profile")
+
     @routes.post("/runs/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
-    def cancel(run_id: RunId, idempotency_key: Key = None) -> JSONResponse:
+    def cancel(run_id: RunId, idempotency_key: Key = None) -> JsonAnswer:
         """Cancel the run now, without a requeue. It can be resumed later."""
         run = source.find(run_id)
         with named_requests(idempotency_key):
@@ -65,15 +78,15 @@ def action_routes(source: RunSource) -> APIRouter:
         return _accepted(run_id, "cancel")
 
     @routes.post("/runs/{run_id}/resume", status_code=202, response_model=ActionAnswer)
-    def resume(run_id: RunId) -> JSONResponse:
+    def resume(run_id: RunId) -> JsonAnswer:
         """Continue the run in a new job, from its newest checkpoint."""
         source.find(run_id).resume()
         return _accepted(run_id, "resume")
 
-    def _accepted(token: str, action: str) -> JSONResponse:
+    def _accepted(token: str, action: str) -> JsonAnswer:
         source.changed()
         run = source.find(token)
         answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
-        return JSONResponse(answer.model_dump(), status_code=202)
+        return JsonAnswer(answer.model_dump(), status_code=202)
 
     return routes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from typing import Any
 
@@ -14,11 +16,30 @@ from starlette.exceptions import HTTPException
 from hpcaccel.errors import HpcaccelError, RunBusy, RunNotFound, SlurmCommandError, SpecError, UserError
 from hpcaccel.spec import JobSpec
 
-__all__ = ["ERRORS", "ErrorAnswer", "SpecProblem", "add_error_answers", "problems_of"]
+__all__ = ["ERRORS", "ErrorAnswer", "JsonAnswer", "SpecProblem", "add_error_answers", "problems_of"]
 
 _LINE = re.compile(r"(?P<source>[^\s:]+)(?::(?P<line>\d+))?: (?P<message>.*)", re.DOTALL)
 _PATH = re.compile(r"(?:job [\w.-]+: )?(?P<path>[A-Za-z_][\w-]*(?:\.[\w-]+)*)(?= |$)")
 _SUGGESTION = re.compile(r"Did you mean '([^']*)'")
+
+
+class JsonAnswer(JSONResponse):
+    """JSON in ASCII: names of files may have bytes that are not UTF-8. NaN and infinity become null."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            text = json.dumps(content, allow_nan=False, separators=(",", ":"))
+        except ValueError:
+            text = json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
+        return text.encode("ascii")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class SpecProblem(BaseModel):
@@ -87,11 +108,11 @@ def add_error_answers(app: FastAPI) -> None:
     app.add_exception_handler(OSError, _of_system)
 
 
-def _answer(status: int, sentence: str, **more: Any) -> JSONResponse:
-    return JSONResponse(ErrorAnswer(error=sentence, **more).model_dump(), status_code=status)
+def _answer(status: int, sentence: str, **more: Any) -> JsonAnswer:
+    return JsonAnswer(ErrorAnswer(error=sentence, **more).model_dump(), status_code=status)
 
 
-async def _of_ours(_: Request, error: Exception) -> JSONResponse:
+async def _of_ours(_: Request, error: Exception) -> JsonAnswer:
     if isinstance(error, SpecError):
         return _answer(422, str(error), problems=problems_of(error), hints=error.hints)
     if isinstance(error, RunNotFound):
@@ -103,7 +124,7 @@ async def _of_ours(_: Request, error: Exception) -> JSONResponse:
     return _answer(400 if isinstance(error, UserError) else 409, str(error))
 
 
-async def _of_http(_: Request, error: Exception) -> JSONResponse:
+async def _of_http(_: Request, error: Exception) -> JsonAnswer:
     assert isinstance(error, HTTPException)
     sentence = "there is no such page" if error.status_code == 404 and error.detail == "Not Found" else error.detail
     answer = _answer(error.status_code, str(sentence))
@@ -111,7 +132,7 @@ async def _of_http(_: Request, error: Exception) -> JSONResponse:
     return answer
 
 
-async def _of_parameters(_: Request, error: Exception) -> JSONResponse:
+async def _of_parameters(_: Request, error: Exception) -> JsonAnswer:
     assert isinstance(error, RequestValidationError)
     problems = [
         SpecProblem(path=".".join(map(str, one["loc"][1:])), line=None, message=str(one["msg"]), suggestion=None)
@@ -121,6 +142,6 @@ async def _of_parameters(_: Request, error: Exception) -> JSONResponse:
     return _answer(422, "; ".join(sentences), problems=problems)
 
 
-async def _of_system(_: Request, error: Exception) -> JSONResponse:
+async def _of_system(_: Request, error: Exception) -> JsonAnswer:
     assert isinstance(error, OSError)
     return _answer(409, f"{error.filename}: {error.strerror}" if error.filename else str(error))

@@ -13,9 +13,10 @@ from hpcaccel.service.client_connection import TIMEOUT_SECONDS, ServiceConnectio
 from hpcaccel.service.json_values import from_json
 
 if TYPE_CHECKING:
-    from hpcaccel.service.run_details import Bucket
-    from hpcaccel.sweeps.sweep_overview import SweepOverview
+    from hpcaccel.view.merged_log import LogLine
+    from hpcaccel.view.metric_buckets import Bucket
     from hpcaccel.view.run_overview import Overview
+    from hpcaccel.view.sweep_view import SweepView
 
 __all__ = ["Client", "LogText", "RunPage", "ServiceError", "ServiceSpecError", "Submission"]
 
@@ -138,14 +139,17 @@ class Client:
 
     def metrics(self, run_id: str, names: Sequence[str] = ("loss",), buckets: int = 500) -> dict[str, list[Bucket]]:
         """Curves, one line across all attempts: minimum, maximum and mean in each of at most ``buckets`` buckets."""
-        from hpcaccel.service.run_details import Bucket
+        from hpcaccel.view.metric_buckets import Bucket
 
         found = self._get(f"runs/{_part(run_id)}/metrics", {"names": list(names), "buckets": buckets})
         return {name: [from_json(Bucket, one) for one in curve] for name, curve in found.items()}
 
-    def merged_log(self, run_id: str, *, attempt: int | None = None, limit: int = 1000) -> str:
-        """The newest lines of all ranks of an attempt, by default of the newest one."""
-        return self._text(f"runs/{_part(run_id)}/merged-log", query={"attempt": attempt, "limit": limit})
+    def merged_log(self, run_id: str, *, attempt: int | None = None, limit: int = 1000) -> list[LogLine]:
+        """The newest lines of the ranks and the supervisor of an attempt, by default of the newest one."""
+        from hpcaccel.view.merged_log import LogLine
+
+        found = self._get(f"runs/{_part(run_id)}/merged-log", {"attempt": attempt, "limit": limit})
+        return [from_json(LogLine, one) for one in found]
 
     def traceback(self, run_id: str) -> tuple[int, str] | None:
         """The rank that failed first, and its traceback; None if there is none."""
@@ -215,6 +219,10 @@ class Client:
         """Save a checkpoint now and go on."""
         self._post(f"runs/{_part(run_id)}/save")
 
+    def profile(self, run_id: str, steps: int = 5, *, ranks: Sequence[int] = (0,)) -> None:
+        """Record the next steps with torch's profiler, and go on."""
+        self._post(f"runs/{_part(run_id)}/profile", {"steps": steps, "ranks": list(ranks)})
+
     def cancel(self, run_id: str, *, idempotency_key: str | None = None) -> None:
         """Cancel the run now, without a requeue."""
         self._post(f"runs/{_part(run_id)}/cancel", key=idempotency_key)
@@ -230,11 +238,11 @@ class Client:
         answer = self._get("sweeps", {"limit": limit, "offset": offset})
         return RunPage(runs=[_overview(one) for one in answer["sweeps"]], total=answer["total"])
 
-    def sweep(self, run_id: str) -> SweepOverview:
-        """The state of a sweep."""
-        from hpcaccel.sweeps.sweep_overview import SweepOverview
+    def sweep(self, run_id: str) -> SweepView:
+        """State, results and plots of a sweep."""
+        from hpcaccel.view.sweep_view import SweepView
 
-        return from_json(SweepOverview, self._get(f"sweeps/{_part(run_id)}"))
+        return from_json(SweepView, self._get(f"sweeps/{_part(run_id)}"))
 
     def trials(self, run_id: str) -> list[dict[str, Any]]:
         """A row for each trial of a sweep."""

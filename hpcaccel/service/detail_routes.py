@@ -6,15 +6,16 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
-from hpcaccel.service.answers import ERRORS
-from hpcaccel.service.run_details import Bucket, first_traceback, merged_log, metric_names, metrics_buckets
+from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.submission.submit.comparison import changes_since_previous
 from hpcaccel.view.change_lines import change_lines
+from hpcaccel.view.merged_log import LogLine, first_traceback, merged_log
+from hpcaccel.view.metric_buckets import Bucket, metric_names, metrics_buckets
 
 __all__ = ["detail_routes"]
 
@@ -33,37 +34,37 @@ def detail_routes(source: RunSource) -> APIRouter:
     routes = APIRouter(tags=["runs"], responses=ERRORS)
 
     @routes.get("/runs/{run_id}/metric-names", response_model=list[str])
-    def names(run_id: RunId) -> JSONResponse:
+    def names(run_id: RunId) -> JsonAnswer:
         """The names of all metrics that the run has logged."""
-        return JSONResponse(metric_names(source.find(run_id).dir))
+        return JsonAnswer(metric_names(source.find(run_id).dir))
 
     @routes.get("/runs/{run_id}/metrics", response_model=dict[str, list[Bucket]])
     def metrics(
         run_id: RunId,
         names: Annotated[list[str] | None, Query(max_length=100, description="Repeated; default: loss.")] = None,
         buckets: Annotated[int, Query(ge=1, le=MOST_BUCKETS, description="Maximum number of buckets.")] = 500,
-    ) -> JSONResponse:
+    ) -> JsonAnswer:
         """Curves: minimum, maximum and mean in each bucket of steps.
 
         One line across all attempts: for a step that was repeated, the value of the newest attempt.
         """
-        return JSONResponse(_plain(metrics_buckets(source.find(run_id).dir, names or ["loss"], buckets)))
+        return JsonAnswer(_plain(metrics_buckets(source.find(run_id).dir, names or ["loss"], buckets)))
 
-    @routes.get("/runs/{run_id}/merged-log", response_class=PlainTextResponse)
+    @routes.get("/runs/{run_id}/merged-log", response_model=list[LogLine])
     def merged(
         run_id: RunId,
         attempt: Annotated[int | None, Query(ge=1, le=1_000_000, description="Default: the newest.")] = None,
         limit: Annotated[int, Query(ge=1, le=20_000, description="Maximum number of lines.")] = 1000,
-    ) -> PlainTextResponse:
-        """The newest lines of all ranks of an attempt, each with its rank."""
-        return PlainTextResponse(merged_log(source.find(run_id).dir, attempt, limit))
+    ) -> JsonAnswer:
+        """The newest lines of the ranks and the supervisor of an attempt, with equal lines of several ranks joined."""
+        return JsonAnswer([vars(line) for line in merged_log(source.find(run_id).dir, attempt, limit=limit)])
 
     @routes.get("/runs/{run_id}/traceback", response_model=FirstTraceback)
-    def traceback(run_id: RunId) -> JSONResponse:
+    def traceback(run_id: RunId) -> JsonAnswer:
         """The traceback of the rank that failed first."""
         found = first_traceback(source.find(run_id).dir)
         rank, text = (None, None) if found is None else found
-        return JSONResponse({"rank": rank, "text": text})
+        return JsonAnswer({"rank": rank, "text": text})
 
     @routes.get("/runs/{run_id}/diff", response_class=PlainTextResponse)
     def diff(run_id: RunId) -> PlainTextResponse:

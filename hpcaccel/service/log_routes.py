@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import anyio
 import anyio.to_thread
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from hpcaccel.core.run_dir import RunDir, numbered_folders
 from hpcaccel.errors import RunNotFound
-from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.submission.runs.status import ACTIVE
@@ -63,10 +63,10 @@ def log_routes(source: RunSource) -> APIRouter:
     routes = APIRouter(tags=["logs"], responses=ERRORS)
 
     @routes.get("/runs/{run_id}/logs", response_model=list[LogFile])
-    def logs(run_id: RunId) -> JSONResponse:
+    def logs(run_id: RunId) -> JsonAnswer:
         """The log files: of the batch script, and of each attempt's ranks and supervisor."""
         found = log_files(source.find(run_id).dir)
-        return JSONResponse([{"name": name, "bytes": path.stat().st_size} for name, path in found.items()])
+        return JsonAnswer([{"name": name, "bytes": path.stat().st_size} for name, path in found.items()])
 
     @routes.get("/runs/{run_id}/logs/{name:path}/stream", response_class=StreamingResponse, responses=_STREAM)
     async def stream(
@@ -96,9 +96,9 @@ def log_routes(source: RunSource) -> APIRouter:
             int, Query(description="Where to begin; negative: from the end.", ge=-(1 << 53), le=1 << 53)
         ] = 0,
         limit: Annotated[int, Query(ge=1, le=MOST_BYTES)] = PART_BYTES,
-    ) -> JSONResponse:
+    ) -> JsonAnswer:
         """A range of a log."""
-        return JSONResponse(read_part(_log(source, run_id, name), name, offset, limit).model_dump())
+        return JsonAnswer(read_part(_log(source, run_id, name), name, offset, limit).model_dump())
 
     return routes
 

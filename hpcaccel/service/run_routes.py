@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
 from hpcaccel.core.durable_files import read_lines
 from hpcaccel.errors import RunNotFound
-from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.view.run_overview import Overview
 
@@ -44,16 +44,16 @@ def run_routes(source: RunSource) -> APIRouter:
         sort: Sort = "-created",
         limit: Annotated[int, Query(ge=1, le=20_000)] = 50,
         offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
-    ) -> JSONResponse:
+    ) -> JsonAnswer:
         """List the runs of this user, newest first."""
         states = [part for part in state.split(",") if part]
         rows, total = source.rows(states=states, name=name, sort=sort, limit=limit, offset=offset)
-        return JSONResponse({"runs": [row.to_json() for row in rows], "total": total})
+        return JsonAnswer({"runs": [row.to_json() for row in rows], "total": total})
 
     @routes.get("/runs/{run_id}", response_model=Overview)
-    def run(run_id: RunId) -> JSONResponse:
+    def run(run_id: RunId) -> JsonAnswer:
         """The overview of a run."""
-        return JSONResponse(source.overview(run_id).to_json())
+        return JsonAnswer(source.overview(run_id).to_json())
 
     @routes.get("/runs/{run_id}/script", response_class=PlainTextResponse)
     def script(run_id: RunId) -> PlainTextResponse:
@@ -66,17 +66,17 @@ def run_routes(source: RunSource) -> APIRouter:
         return _text(source, run_id, "spec_yaml")
 
     @routes.get("/runs/{run_id}/ledger", response_model=list[dict[str, Any]])
-    def ledger(run_id: RunId) -> JSONResponse:
+    def ledger(run_id: RunId) -> JsonAnswer:
         """The lines of the ledger: one when an attempt starts, and one when it ends."""
-        return JSONResponse([line for line, _ in read_lines(source.find(run_id).dir.ledger)])
+        return JsonAnswer([line for line, _ in read_lines(source.find(run_id).dir.ledger)])
 
     @routes.get("/runs/{run_id}/checkpoints", response_model=list[dict[str, Any]])
-    def checkpoints(run_id: RunId) -> JSONResponse:
+    def checkpoints(run_id: RunId) -> JsonAnswer:
         """The checkpoints, oldest first. Manifests and sizes are checked."""
         from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched
 
         run = source.find(run_id).dir
-        return JSONResponse([row.to_json() for row in [*list_checkpoints(run.checkpoints), *list_watched(run)]])
+        return JsonAnswer([row.to_json() for row in [*list_checkpoints(run.checkpoints), *list_watched(run)]])
 
     return routes
 

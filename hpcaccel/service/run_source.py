@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunNotFound
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.service.shared_values import SharedValues
 from hpcaccel.submission.runs.find import FoundRun, find_run, known_runs
 from hpcaccel.submission.runs.run_handle import AnyRun, open_run
 from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
+from hpcaccel.view.sweep_view import SweepView, sweep_view
 
 __all__ = ["SORTS", "RunSource"]
 
@@ -31,11 +33,12 @@ class RunSource:
         self._rows: SharedValues[list[RunRow]] = SharedValues(seconds=2.0, most=1)
         self._pages: SharedValues[list[RunRow]] = SharedValues(seconds=1.0, most=50)
         self._overviews: SharedValues[Overview] = SharedValues(seconds=1.0, most=200)
+        self._sweeps: SharedValues[SweepView] = SharedValues(seconds=1.0, most=50)
         self._paths: dict[str, Path] = {}
 
     def changed(self) -> None:
         """An action has changed something: read it again for the next request."""
-        for values in (self._known, self._rows, self._pages, self._overviews):
+        for values in (self._known, self._rows, self._pages, self._overviews, self._sweeps):
             values.forget()
 
     def find(self, token: str, *, only_sweeps: bool = False) -> AnyRun:
@@ -90,6 +93,10 @@ class RunSource:
         key = sort.lstrip("-")
         chosen.sort(key=lambda row: _order(getattr(row, key)), reverse=sort.startswith("-"))
         return chosen[offset : offset + limit], len(chosen)
+
+    def sweep(self, path: Path) -> SweepView:
+        """The view of the sweep in the directory ``path``."""
+        return self._sweeps.get(path, lambda: sweep_view(SweepDir(path)))
 
     def sweeps(self, *, limit: int, offset: int) -> tuple[list[RunRow], int]:
         """The newest sweeps from ``offset`` on, and the number of all sweeps."""

@@ -6,14 +6,14 @@ import sys
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
 import hpcaccel
 from hpcaccel.core.run_dir import RunDir, default_runs_dir
 from hpcaccel.errors import SpecError, UserError
 from hpcaccel.render import render as render_script
-from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.service.spec_requests import SPEC_BODY, SpecRequest, chosen_profile, job_spec, read_spec_request
@@ -54,8 +54,8 @@ class SubmittedRun(BaseModel):
             tasks=record.array_size, repeated=repeated, warnings=list(warnings),
         )  # fmt: skip
 
-    def answer(self) -> JSONResponse:
-        return JSONResponse(self.model_dump(), status_code=200 if self.repeated else 201)
+    def answer(self) -> JsonAnswer:
+        return JsonAnswer(self.model_dump(), status_code=200 if self.repeated else 201)
 
 
 class CheckedSpec(BaseModel):
@@ -80,16 +80,16 @@ def submit_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
     routes = APIRouter(tags=["submit"], responses=ERRORS)
 
     @routes.post("/runs", status_code=201, responses=SUBMITTED, openapi_extra=SPEC_BODY)
-    def submit(asked: Asked) -> JSONResponse:
+    def submit(asked: Asked) -> JsonAnswer:
         """Submit a spec. With an idempotency key, a repeated request returns the run of the first one."""
         submitted = _submit(asked, settings)
         source.changed()
         return submitted.answer()
 
     @routes.post("/check", response_model=CheckedSpec, openapi_extra=SPEC_BODY)
-    def check(asked: Asked) -> JSONResponse:
+    def check(asked: Asked) -> JsonAnswer:
         """Check a spec, also against the stored facts about the cluster. Nothing is submitted."""
-        return JSONResponse(_check(asked, settings).model_dump())
+        return JsonAnswer(_check(asked, settings).model_dump())
 
     @routes.post("/render", response_class=PlainTextResponse, openapi_extra=SPEC_BODY)
     def render(asked: Asked) -> PlainTextResponse:
@@ -97,7 +97,7 @@ def submit_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
         return PlainTextResponse(_render(asked, settings))
 
     @routes.post("/plan", response_model=list[Choice], openapi_extra=SPEC_BODY)
-    def plan(asked: Asked) -> JSONResponse:
+    def plan(asked: Asked) -> JsonAnswer:
         """Compare the expected start and the GPU-hours across partitions and node counts. Nothing is submitted."""
         profile = chosen_profile(asked.cluster)
         if profile is not None and profile.backend == "local":
@@ -105,12 +105,12 @@ def submit_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
         facts = None if profile is None else load_facts(profile.name)
         spec = job_spec(asked, settings)
         choices = plan_choices(spec, partitions=asked.partitions, nodes=asked.nodes, profile=profile, facts=facts)
-        return JSONResponse([choice.to_json() for choice in choices])
+        return JsonAnswer([choice.to_json() for choice in choices])
 
     @routes.get("/schema", response_model=dict[str, Any])
     def schema(sweep: Annotated[bool, Query(description="The schema of specs with a sweep section.")] = False) -> Any:
         """The JSON Schema of specs."""
-        return JSONResponse(sweep_schema() if sweep else job_schema())
+        return JsonAnswer(sweep_schema() if sweep else job_schema())
 
     return routes
 

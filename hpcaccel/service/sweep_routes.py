@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Query
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, Field
 
 from hpcaccel.errors import UserError
 from hpcaccel.service.action_routes import ActionAnswer
-from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.service_settings import ServiceSettings
@@ -21,8 +21,8 @@ from hpcaccel.submission.submit.idempotent import once_or_always
 from hpcaccel.sweeps.results import to_json
 from hpcaccel.sweeps.start_sweep import advice_afterwards, prepare_sweep, start_sweep
 from hpcaccel.sweeps.sweep_handle import Sweep
-from hpcaccel.sweeps.sweep_overview import SweepOverview
 from hpcaccel.view.run_overview import Overview
+from hpcaccel.view.sweep_view import SweepView
 
 __all__ = ["sweep_routes"]
 
@@ -47,15 +47,15 @@ def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
     @routes.get("/sweeps", response_model=SweepList)
     def sweeps(
         limit: Annotated[int, Query(ge=1, le=1000)] = 50, offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0
-    ) -> JSONResponse:
+    ) -> JsonAnswer:
         """List the sweeps of this user, newest first."""
         found, total = source.sweeps(limit=limit, offset=offset)
-        return JSONResponse({"sweeps": [row.to_json() for row in found], "total": total})
+        return JsonAnswer({"sweeps": [row.to_json() for row in found], "total": total})
 
-    @routes.get("/sweeps/{run_id}", response_model=SweepOverview)
-    def sweep(run_id: RunId) -> JSONResponse:
-        """The state of a sweep: trials, the best one, workers, budget."""
-        return JSONResponse(_sweep(source, run_id).status().to_json())
+    @routes.get("/sweeps/{run_id}", response_model=SweepView)
+    def sweep(run_id: RunId) -> JsonAnswer:
+        """A sweep: trials, the best so far, workers, budget, rungs, curves, importances."""
+        return JsonAnswer(source.sweep(_sweep(source, run_id).path).to_json())
 
     @routes.get("/sweeps/{run_id}/trials", response_model=list[dict[str, Any]])
     def trials(run_id: RunId) -> Response:
@@ -72,35 +72,35 @@ def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
         return PlainTextResponse(_sweep(source, run_id).best(trial=trial, metric=metric).to_yaml())
 
     @routes.post("/sweeps", status_code=201, responses=SUBMITTED, openapi_extra=SPEC_BODY)
-    def start(asked: Annotated[SpecRequest, Depends(read_spec_request)]) -> JSONResponse:
+    def start(asked: Annotated[SpecRequest, Depends(read_spec_request)]) -> JsonAnswer:
         """Start a sweep: a spec with a section ``sweep``."""
         started = _start(asked, settings)
         source.changed()
         return started.answer()
 
     @routes.post("/sweeps/{run_id}/stop", status_code=202, response_model=ActionAnswer)
-    def stop(run_id: RunId) -> JSONResponse:
+    def stop(run_id: RunId) -> JsonAnswer:
         """Let the trials save and stop; resume continues them."""
         _sweep(source, run_id).stop()
         return _accepted(run_id, "stop")
 
     @routes.post("/sweeps/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
-    def cancel(run_id: RunId) -> JSONResponse:
+    def cancel(run_id: RunId) -> JsonAnswer:
         """End the workers now; resume continues the trials from their checkpoints."""
         _sweep(source, run_id).cancel()
         return _accepted(run_id, "cancel")
 
     @routes.post("/sweeps/{run_id}/resume", status_code=202, response_model=ActionAnswer)
-    def resume(run_id: RunId, body: Annotated[ResumeBody | None, Body()] = None) -> JSONResponse:
+    def resume(run_id: RunId, body: Annotated[ResumeBody | None, Body()] = None) -> JsonAnswer:
         """Continue the sweep with new workers; an override such as sweep.max_trials=200 allows more trials."""
         _sweep(source, run_id).resume(changes=[] if body is None else body.overrides)
         return _accepted(run_id, "resume")
 
-    def _accepted(token: str, action: str) -> JSONResponse:
+    def _accepted(token: str, action: str) -> JsonAnswer:
         source.changed()
         run = source.find(token)
         answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
-        return JSONResponse(answer.model_dump(), status_code=202)
+        return JsonAnswer(answer.model_dump(), status_code=202)
 
     return routes
 
