@@ -35,7 +35,7 @@ LIBRARIES = {
     "submission": frozenset({"pydantic", "jinja2", "yaml", "submitit", "cloudpickle", "rich", "matplotlib"}),
     "sweeps": frozenset({"pydantic", "yaml", "optuna", "scipy"}),
     "launch": frozenset({"yaml", "questionary"}),
-    "view": frozenset({"pydantic", "rich", "jinja2", "matplotlib"}),
+    "view": frozenset({"pydantic", "rich", "jinja2", "markupsafe", "matplotlib"}),
     "service": frozenset({"pydantic", "fastapi", "starlette", "uvicorn", "anyio"}),
     "top": frozenset({"textual", "rich"}),
     "cli": frozenset({"pydantic", "yaml", "typer", "click", "rich"}),

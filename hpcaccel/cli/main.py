@@ -139,7 +139,7 @@ COMMANDS = {
     "wait": CommandSource("runs", "wait", "follows"),
     "explain": CommandSource("runs", "explain", "reads"),
     "clean": CommandSource("steer", "clean", "changes"),
-    "report": CommandSource("runs", "report", "reads"),
+    "report": CommandSource("report", "report"),
     "stop": CommandSource("steer", "stop", "changes"),
     "save": CommandSource("steer", "save", "changes"),
     "profile": CommandSource("profile", "profile", "changes"),

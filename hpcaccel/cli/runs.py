@@ -1,8 +1,7 @@
-"""``status``, ``list``, ``wait``, ``explain``, ``report``, ``plot``: the state of runs."""
+"""``status``, ``list``, ``wait``, ``explain``, ``plot``: the state of runs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from hpcaccel.submission.runs.explain import Explanation
     from hpcaccel.submission.runs.run_handle import AnyRun
 
-__all__ = ["explain", "list_", "plot", "report", "status", "wait"]
+__all__ = ["explain", "list_", "plot", "status", "wait"]
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -152,30 +151,6 @@ def _queue(found: Explanation) -> list[str]:
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
-
-
-def report(run: RunName, json: Json = False) -> None:
-    """Show how much of a run's time was training, what took the rest, and how often to save."""
-    from hpcaccel.view.time_report import report as time_report
-
-    found = find(run)
-    if as_sweep(found) is not None:
-        one_run(found)
-    from hpcaccel.view.hints import hints
-    from hpcaccel.view.usage import usage
-
-    measured, used = time_report(found.dir, found.status()), usage(found.dir)
-    advice = hints(found.dir, used)
-    if json:
-        print_json({**measured.to_json(), "usage": None if used is None else asdict(used), "hints": advice})
-        return
-    from hpcaccel.view.report_table import print_report
-    from hpcaccel.view.text_tables import console_for
-    from hpcaccel.view.usage_table import print_usage
-
-    print_report(measured)
-    if used is not None:
-        print_usage(used, advice, console=console_for(None))
 
 
 def plot(
