@@ -14,7 +14,7 @@ from hpcaccel.cli.main import program
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.records import RunRecord, to_dict
 from hpcaccel.view.html_report.charts import Line, Mark, line_chart, ticks
-from hpcaccel.view.html_report.comparison_page import differing
+from hpcaccel.view.html_report.comparison_report import differing
 from hpcaccel.view.html_report.curves import thinned
 from tests.test_recorded import Machine
 from tests.view.conftest import HandMade

@@ -13,8 +13,8 @@ from hpcaccel.core.durable_files import atomic_write
 from hpcaccel.core.formatting import clean, duration
 from hpcaccel.errors import UserError
 from hpcaccel.submission.runs.attempts import LOSS
-from hpcaccel.view.html_report.comparison_page import called
-from hpcaccel.view.html_report.run_page import ReportedRun
+from hpcaccel.view.html_report.comparison_report import called
+from hpcaccel.view.html_report.run_report import ReportedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

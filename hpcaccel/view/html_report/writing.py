@@ -93,9 +93,9 @@ def write_report(chosen: Sequence[AnyRun], *, html: Path | None = None, png: Pat
 
 def _write_runs(runs: Sequence[RunDir], *, title: str, html: Path | None, png: Path | None) -> list[Path]:
     from hpcaccel.submission.runs.status import statuses
-    from hpcaccel.view.html_report.comparison_page import comparison_page
+    from hpcaccel.view.html_report.comparison_report import comparison_page
     from hpcaccel.view.html_report.picture import need_matplotlib, write_picture
-    from hpcaccel.view.html_report.run_page import ReportedRun, run_page
+    from hpcaccel.view.html_report.run_report import ReportedRun, run_page
     from hpcaccel.view.run_overview import overview
 
     if png is not None:
@@ -111,7 +111,7 @@ def _write_runs(runs: Sequence[RunDir], *, title: str, html: Path | None, png: P
 
 
 def _write_sweep(sweep: Sweep, *, html: Path | None, png: Path | None) -> list[Path]:
-    from hpcaccel.view.html_report.sweep_page import sweep_page
+    from hpcaccel.view.html_report.sweep_report import sweep_page
 
     if html is not None:
         atomic_write(html, html_of(sweep_page(sweep, now=time.time())))

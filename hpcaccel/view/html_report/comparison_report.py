@@ -10,7 +10,7 @@ from hpcaccel.core.formatting import clock_time, duration, number, percent, step
 from hpcaccel.submission.runs.attempts import LOSS
 from hpcaccel.view.html_report.charts import Line, line_chart
 from hpcaccel.view.html_report.page_parts import Page, Section, Table, paired, sealed
-from hpcaccel.view.html_report.run_page import ReportedRun
+from hpcaccel.view.html_report.run_report import ReportedRun
 
 __all__ = ["called", "comparison_page", "differing"]
 
