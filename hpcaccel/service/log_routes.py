@@ -25,7 +25,8 @@ from hpcaccel.submission.runs.status import ACTIVE
 
 __all__ = ["log_routes"]
 
-MOST_BYTES = 4 << 20
+MOST_BYTES = 512 << 10
+"""Largest range of one answer."""
 PART_BYTES = 64 << 10
 """Bytes that a stream reads at a time: as much as one slow client keeps in memory."""
 POLL_SECONDS = 1.0

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
 
 from hpcaccel.core.durable_files import read_lines
 from hpcaccel.errors import RunNotFound
 from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_source import RunSource
-from hpcaccel.view.run_overview import Overview
+from hpcaccel.view.run_overview import Overview, RunRow
 
 __all__ = ["RunId", "run_routes"]
+
+PIECE_CHARACTERS = 64 << 10
 
 RunId = Annotated[
     str, Path(description="A run id, the name of a run (its latest), a unique prefix of an id, or a job id.")
@@ -44,11 +47,11 @@ def run_routes(source: RunSource) -> APIRouter:
         sort: Sort = "-created",
         limit: Annotated[int, Query(ge=1, le=20_000)] = 50,
         offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
-    ) -> JsonAnswer:
+    ) -> StreamingResponse:
         """List the runs of this user, newest first."""
         states = [part for part in state.split(",") if part]
         rows, total = source.rows(states=states, name=name, sort=sort, limit=limit, offset=offset)
-        return JsonAnswer({"runs": [row.to_json() for row in rows], "total": total})
+        return StreamingResponse(_pieces("runs", rows, total), media_type="application/json")
 
     @routes.get("/runs/{run_id}", response_model=Overview)
     def run(run_id: RunId) -> JsonAnswer:
@@ -79,6 +82,17 @@ def run_routes(source: RunSource) -> APIRouter:
         return JsonAnswer([row.to_json() for row in [*list_checkpoints(run.checkpoints), *list_watched(run)]])
 
     return routes
+
+
+async def _pieces(key: str, rows: Sequence[RunRow], total: int) -> AsyncIterator[bytes]:
+    """The page as JSON, piece by piece: the rows are shared, and a slow client holds only one piece."""
+    piece = f'{{"total":{total},"{key}":['
+    for number, row in enumerate(rows):
+        piece += ("," if number else "") + row.document
+        if len(piece) > PIECE_CHARACTERS:
+            yield piece.encode(errors="replace")
+            piece = ""
+    yield f"{piece}]}}".encode(errors="replace")
 
 
 def _text(source: RunSource, token: str, name: Literal["script", "spec_yaml"]) -> PlainTextResponse:

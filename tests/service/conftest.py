@@ -42,14 +42,20 @@ def until(condition: Callable[[], object], *, seconds: float = 90.0) -> None:
         time.sleep(0.05)
 
 
+SERVERS: dict[int, uvicorn.Server] = {}
+"""The servers by port."""
+
+
 @contextmanager
 def serving(settings: ServiceSettings, *, page: bool | None = False) -> Iterator[ServiceSettings]:
     """A service in a thread, on a free port."""
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", settings.port))
         settings = replace(settings, port=listening.getsockname()[1])
         app = create_app(settings, page=page)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+        SERVERS[settings.port] = server
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         until(lambda: server.started or not thread.is_alive())
