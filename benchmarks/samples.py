@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.run_dir import RunDir
@@ -33,7 +34,7 @@ SAMPLES_PER_HOUR = 240
 def _run_in(folder: Path) -> RunDir:
     run = RunDir(folder / "run")
     run.create()
-    launch = {"kind": "program", "program": ["true"], "workdir": str(folder), "backend": "local"}
+    launch: dict[str, Any] = {"kind": "program", "program": ["true"], "workdir": str(folder), "backend": "local"}
     launch |= {"nodes": 1, "ranks_per_node": 1, "stop": "signals"}
     write_json(run.spec, {"version": 1, "spec": {}, "launch": launch})
     write_node_program(run.node_program)

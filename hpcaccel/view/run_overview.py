@@ -212,7 +212,7 @@ def _asked_partition(run: RunDir) -> str:
     return str(section.get("partition") or "")
 
 
-def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, str]:
+def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, Any]:
     end = attempts[-1].end if attempts else None
     if end is None or not (status.state == "failed" or (status.state == "cancelled" and end.error_class)):
         return {}  # for example, a run that was cancelled without a failure

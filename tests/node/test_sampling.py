@@ -42,9 +42,7 @@ class Proc:
         (folder / "environ").write_text("\0".join(words if rank is not None else words[:1]) + "\0")
         fields = ["S", *["0"] * 10, str(cpu), "50", *["0"] * 6, str(start), "0"]
         (folder / "stat").write_text(f"{pid} (a (b) c) {' '.join(fields)}")
-        (folder / "status").write_text(
-            "Name:\tpython\nRssAnon:\t    1024 kB\nRssFile:\t 9 kB\nRssShmem:\t  512 kB\n"
-        )
+        (folder / "status").write_text("Name:\tpython\nRssAnon:\t    1024 kB\nRssFile:\t 9 kB\nRssShmem:\t  512 kB\n")
         (folder / "io").write_text("rchar: 9\nread_bytes: 1000\nwrite_bytes: 20\n")
         return folder
 
@@ -242,8 +240,8 @@ def test_process_that_becomes_the_runs_by_exec_is_found(run: RunDir, proc: Proc)
 
 
 def test_trial_and_local_run_do_not_read_the_jobs_cgroup(run: RunDir, proc: Proc, version_2: Path) -> None:
-    for flags in ({"whole_job": False}, {"local": True}):
-        assert host(run, proc, **flags).read()["source"] == "processes"
+    assert host(run, proc, whole_job=False).read()["source"] == "processes"
+    assert host(run, proc, local=True).read()["source"] == "processes"
     assert host(run, proc, whole_job=False, SLURM_MEM_PER_NODE="2048").read()["memory_limit"] is None
 
 

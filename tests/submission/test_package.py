@@ -37,6 +37,12 @@ def test_node_program_contains_only_base_and_batch_step(program: Path) -> None:
     assert rooms == {*base, "node"}
 
 
+def test_node_program_contains_nvidias_module_for_the_sampler(program: Path) -> None:
+    code = f"import sys; sys.path.insert(0, {str(program)!r}); import pynvml; print(pynvml.__file__, pynvml.nvmlInit)"
+    command = [sys.executable, "-S", "-I", "-c", code]
+    assert f"{program}/pynvml.py" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_node_program_uses_bytecode_of_this_python_or_else_source(program: Path) -> None:
     def used() -> str:
         code = (

@@ -24,7 +24,7 @@ def load_nvml() -> Any:
     """The module ``pynvml``, which is stored in node.pyz; None without NVIDIA's driver or without the module."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
     except (OSError, ImportError):
         return None
     return pynvml

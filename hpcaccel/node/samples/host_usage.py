@@ -51,12 +51,12 @@ class HostReader:
         cgroup = self._cgroup
         cpu = None if cgroup is None else cgroup.cpu_seconds()
         memory = None if cgroup is None else cgroup.memory_bytes()
-        io = None if cgroup is None else cgroup.io_bytes()
+        io: tuple[int | None, int | None] | None = None if cgroup is None else cgroup.io_bytes()
         limits = [self._limit, None if cgroup is None else cgroup.memory_limit()]
         if cpu is None or memory is None or io is None:
             totals = self._processes.totals()
             cpu = totals.cpu_seconds if cpu is None else cpu
-            io = (totals.io_read_bytes, totals.io_write_bytes) if io is None else io
+            io = io or (totals.io_read_bytes, totals.io_write_bytes)
         source = "processes" if memory is None or cgroup is None else f"cgroup{cgroup.version}"
         return {
             "source": source,
@@ -64,8 +64,8 @@ class HostReader:
             "cpus": self._cpus or (None if cgroup is None else cgroup.cpus()),
             "memory_bytes": totals.memory_bytes if memory is None else memory,
             "memory_limit": min((one for one in limits if one is not None), default=None),
-            "io_read_bytes": io[0],
-            "io_write_bytes": io[1],
+            "io_read_bytes": io and io[0],
+            "io_write_bytes": io and io[1],
         }
 
 
