@@ -6,10 +6,11 @@ Dash's program in the browser the path below which it really is: ``/``, ``--base
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
-from dash import Dash
+from dash import Dash, set_props
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import get_route_path
@@ -22,6 +23,7 @@ from hpcaccel.service.service_settings import ServiceSettings
 
 __all__ = ["ALIVE", "add_page"]
 
+LOG = logging.getLogger(__name__)
 ALIVE = "/_page/alive"
 """The route that the browser asks to see whether the service can be reached."""
 CONTENT = (
@@ -64,6 +66,14 @@ def add_page(app: FastAPI, settings: ServiceSettings) -> None:
     app.mount(settings.base_path or "/", _Page(ClientCalls(settings.client)), name="page")
 
 
+def _report(error: Exception) -> None:
+    """Log what a callback has not expected, and show it; the page keeps its content."""
+    LOG.error("a callback of the page has failed", exc_info=error)
+    text = f"{type(error).__name__}: {error}. The log of hpcaccel serve has more."
+    notice = {"id": "failed", "action": "show", "title": "The page has an error", "message": text, "color": "red"}
+    set_props("notices", {"sendNotifications": [notice]})
+
+
 class _Page:
     """The ASGI application of the page."""
 
@@ -81,6 +91,7 @@ class _Page:
             meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
             add_log_handler=False,
             enable_mcp=False,
+            on_error=_report,
         )
         self._dash.layout = frame.layout()
         frame.register(self._dash, calls)

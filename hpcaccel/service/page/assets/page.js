@@ -116,6 +116,16 @@
     if (Object.hasOwn(KEYS, keys)) { event.preventDefault(); KEYS[keys](); }
   });
 
+  /* -- a log stays at its end, unless it was scrolled away from there ---------------------------------------------- */
+  document.addEventListener("scroll", (event) => {
+    const log = event.target;
+    if (log.id === "run-log") log.dataset.away = log.scrollTop + log.clientHeight < log.scrollHeight - 24 ? "yes" : "";
+  }, true);
+  new MutationObserver(() => {
+    const log = byId("run-log");
+    if (log && !log.dataset.away) log.scrollTop = log.scrollHeight;
+  }).observe(document.body, { childList: true, subtree: true, characterData: true });
+
   /* -- callbacks in the browser ------------------------------------------------------------------------------------ */
   function paint(scheme) {
     window.hpcaccelScheme = scheme;
