@@ -83,6 +83,9 @@ class Timing:
     """Longest time for which a save blocked training, in this attempt and earlier ones."""
     stall_before_first_step: float = 0.0
     stall_after_last_step: float = 0.0
+    data_wait_seconds: float | None = None
+    """Time since the first step for which the script has waited for batches of prepared loaders; None if no prepared
+    loader is used, and in records of earlier releases."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,8 +173,8 @@ class TrainingSession:
 
     def _make_loop(self, flag: StopFlag, *, started: float, formed: float) -> Loop:
         place, run = self.place, self.place.run if self.group.is_main else None
-        clock = AttemptClock(run, place.attempt, begun=started, formed=formed)
         group, prepared, in_use = self.group, self.prepared, self.in_use
+        clock = AttemptClock(run, place.attempt, begun=started, formed=formed, waited_for_data=in_use.waited_seconds)
         context = LoopContext.create(
             place, group, self.settings, prepared=prepared, in_use=in_use, flag=flag, clock=clock
         )

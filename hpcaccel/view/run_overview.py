@@ -23,7 +23,7 @@ from hpcaccel.view.hints import hints
 from hpcaccel.view.kept_readings import metrics_of
 from hpcaccel.view.life_bar import LifePart, life
 from hpcaccel.view.rank_states import RankState, rank_states, slow_ranks
-from hpcaccel.view.run_pace import Pace, deadline_of, pace_of
+from hpcaccel.view.run_pace import Pace, data_wait_share, deadline_of, pace_of
 from hpcaccel.view.time_report import attempt_spans, report
 from hpcaccel.view.usage import Usage, usage
 from hpcaccel.view.work_at_risk import AtRisk, at_risk
@@ -196,6 +196,7 @@ def _moment(
         "steps_per_second": pace.steps_per_second,
         "tokens_per_second": pace.tokens_per_second,
         "eta_seconds": pace.eta_seconds,
+        "data_wait_share": data_wait_share(spans),
         "at_risk": None if not runs else at_risk(
             run, spans, attempts, checkpoint,
             step=step, seconds_per_step=pace.seconds_per_step, deadline=deadline, now=now,

@@ -13,7 +13,7 @@ from hpcaccel.submission.runs.attempts import Attempt, Metrics
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.goodput import AttemptSpan
 
-__all__ = ["Pace", "deadline_of", "pace_of"]
+__all__ = ["Pace", "data_wait_share", "deadline_of", "pace_of"]
 
 TOKEN_RATES = ("tokens_per_second", "tokens_per_sec", "tokens/s", "tok/s", "tokens_per_s")
 """Names under which programs log their tokens per second; the first one that was logged counts."""
@@ -45,6 +45,18 @@ def pace_of(
     left = None if seconds is None or step is None or total is None else seconds * max(0, total - step)
     rate = next((values[name] for name in TOKEN_RATES if math.isfinite(values.get(name, math.nan))), None)
     return Pace(seconds_per_step=seconds, tokens_per_second=rate, eta_seconds=left)
+
+
+def data_wait_share(spans: Sequence[AttemptSpan]) -> float | None:
+    """Share of the newest attempt's time since its first step for which rank 0 has waited for batches; None before its
+    second step, and if it uses no prepared loader."""
+    timing = spans[-1].timing if spans else None
+    if timing is None or timing.data_wait_seconds is None:
+        return None
+    if timing.first_step_time is None or timing.last_step_time is None:
+        return None
+    seconds = timing.last_step_time - timing.first_step_time
+    return None if seconds <= 0 else min(1.0, max(0.0, timing.data_wait_seconds / seconds))
 
 
 def deadline_of(run: RunDir, status: RunStatus, attempts: Sequence[Attempt]) -> float | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console
 
-from hpcaccel.core.formatting import clean, clock_time, duration, number, percent, step_of
+from hpcaccel.core.formatting import ago, clean, clock_time, duration, number, percent, rate, shortened, step_of
 from hpcaccel.submission.runs.watch import describe_end
+from hpcaccel.view.rank_states import RankState
 from hpcaccel.view.run_overview import Overview, RunRow
 from hpcaccel.view.text_tables import Cell, Column, Styled, console_for, print_facts, print_table
 from hpcaccel.view.usage_table import usage_facts
@@ -94,8 +96,10 @@ def _facts(run: Overview) -> list[tuple[str, Cell | Sequence[Cell]]]:
         ("state", state),
         *([("advice", clean(run.advice))] if run.advice else []),
         ("job", f"{run.job_id or '-'} ({clean(run.cluster or run.backend)})"),
+        *_waiting(run),
         ("step", step_of(run.step, run.total_steps)),
         ("steps lost", str(run.steps_lost)),
+        *_present(run),
     ]
     if run.ettr and run.goodput:
         goodput = f"{percent(run.goodput)} of the time with allocated nodes"
@@ -114,6 +118,44 @@ def _facts(run: Overview) -> list[tuple[str, Cell | Sequence[Cell]]]:
     rows += usage_facts(run.usage, run.hints)
     rows.append(("directory", clean(run.path)))
     return rows
+
+
+def _waiting(run: Overview) -> Iterator[tuple[str, str]]:
+    """Since when a run waits for nodes, and when it will have them."""
+    if run.queued_since is not None:
+        yield "in queue", f"for {ago(run.queued_since).removesuffix(' ago')}"
+    if run.estimated_start is not None:
+        left = duration(run.estimated_start - time.time())
+        yield "starts", f"about {clock_time(run.estimated_start)} (in {left}), as Slurm estimates it"
+
+
+def _present(run: Overview) -> Iterator[tuple[str, Cell]]:
+    """Pace, time left, and what a failure would cost now."""
+    if run.steps_per_second is not None:
+        parts = [f"{number(run.steps_per_second)} steps/s"]
+        if run.tokens_per_second is not None:
+            parts.append(f"{rate(run.tokens_per_second)} tokens/s")
+        if run.eta_seconds is not None:
+            parts.append(f"{duration(run.eta_seconds)} left to the last step")
+        yield "pace", ", ".join(parts)
+    if run.data_wait_share is not None:
+        yield "data wait", f"{percent(run.data_wait_share)} of the time"
+    if run.time_left_seconds is not None and run.deadline is not None:
+        left = f"{duration(run.time_left_seconds)} left, until {clock_time(run.deadline)}"
+        short = run.eta_seconds is not None and run.eta_seconds > run.time_left_seconds
+        yield "time limit", f"{left}: the last step will not be reached before" if short else left
+    if run.at_risk is not None:
+        yield "at risk", run.at_risk.sentence
+    silent = [one for one in run.ranks if one.state == "silent"]
+    if silent:
+        yield "silent", Styled(f"no heartbeats of {shortened([_place(one) for one in silent], 8)}", "yellow")
+    blamed = [one for one in run.ranks if one.state == "blamed"]
+    if blamed:
+        yield "at fault", Styled(shortened([_place(one) for one in blamed], 8), "bold red")
+
+
+def _place(rank: RankState) -> str:
+    return clean(f"rank {rank.rank} on {rank.node}" if rank.node else f"rank {rank.rank}")
 
 
 def _print_attempts(run: Overview, console: Console) -> None:

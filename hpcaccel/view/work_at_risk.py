@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hpcaccel.checkpoint_files import read_manifest
 from hpcaccel.checkpoint_files.watched import SavedCheckpoint
 from hpcaccel.core.durable_files import read_lines
-from hpcaccel.core.formatting import clock_time, counted, duration
+from hpcaccel.core.formatting import counted, duration
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.runs.attempts import Attempt
 from hpcaccel.view.goodput import AttemptSpan
@@ -64,7 +64,7 @@ def at_risk(
         steps_since_commit=lost,
         cost_seconds=cost,
         next_deadline=deadline,
-        sentence=_sentence(checkpoint, age, lost, cost, deadline, now),
+        sentence=_sentence(checkpoint, age, lost, cost),
     )
 
 
@@ -94,8 +94,6 @@ def _sentence(
     age: float | None,
     lost: int | None,
     cost: float | None,
-    deadline: float | None,
-    now: float,
 ) -> str:
     if checkpoint is None:
         last = "no checkpoint has been saved yet"
@@ -106,6 +104,4 @@ def _sentence(
     if lost is not None:
         spent = "" if cost is None else f", {duration(cost)} with the restart"
         parts.append(f"a failure now would cost {counted(lost, 'step')}{spent}")
-    if deadline is not None and deadline > now:
-        parts.append(f"the time limit ends at {clock_time(deadline)}")
     return "; ".join(parts)

@@ -198,6 +198,7 @@ class PreparedLoader(ReadingLoader):
                 # returned batches since the load, restore_rng() does nothing: the states from before _open() remain.
                 put_back(generators)
                 hooks.restore_rng()
+            self._in_use.requested_batch()
             for number, batch in enumerate(batches, 1):
                 cursor.rounds = number
                 cursor.step = hooks.step
@@ -209,6 +210,7 @@ class PreparedLoader(ReadingLoader):
                 if hooks.finishing and cursor.trains:
                     cut = True
                     return
+                self._in_use.requested_batch()
             self.passes += 1
             if isinstance(place, BatchPlacer):
                 xla_device.sync()

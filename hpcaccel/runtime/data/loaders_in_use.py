@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import TYPE_CHECKING, Protocol
 
@@ -73,16 +74,29 @@ class LoadersInUse:
         """Number of batches returned by all prepared loaders."""
         self.own_time: OwnTime | None = None
         """Measures this rank's own time, and is notified of each batch; None if nothing is measured."""
+        self._waited = 0.0
+        self._requested_at = 0.0
         self._warned = False
         self._sources: list[BatchSource] = []
+
+    def waited_seconds(self) -> float | None:
+        """Total time for which the script has waited for batches; None before the first batch."""
+        return self._waited if self.batches else None
 
     @property
     def sources(self) -> tuple[BatchSource, ...]:
         """The loaders that the script is iterating over, in the order of their latest batches (outer loops first)."""
         return tuple(self._sources)
 
+    def requested_batch(self) -> None:
+        """Record that the script waits for a batch from now on."""
+        self._requested_at = time.perf_counter()
+
     def took_batch_from(self, source: BatchSource) -> None:
         self.batches += 1
+        if self._requested_at:
+            self._waited += time.perf_counter() - self._requested_at
+            self._requested_at = 0.0
         if self.own_time is not None:
             self.own_time.batch_has_come()
         if self.current is not source:

@@ -10,7 +10,7 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -65,15 +65,27 @@ class AttemptClock:
     Args:
         begun: when ``Accelerator()`` or ``stop_gate()`` was called, in seconds since the epoch.
         formed: when the process group was initialised.
+        waited_for_data: returns the total time for which the script has waited for batches; None if that is unknown.
     """
 
-    def __init__(self, run: RunDir | None, attempt: int, *, begun: float, formed: float) -> None:
+    def __init__(
+        self,
+        run: RunDir | None,
+        attempt: int,
+        *,
+        begun: float,
+        formed: float,
+        waited_for_data: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self._run = run
         self._attempt = attempt
         self._steps = StepTimes()
         self._saves: list[float] = []
         self._last: float | None = None
         self._step = 0
+        self._waited_for_data = waited_for_data
+        self._waited_before = 0.0
+        """Time for which the script had waited for batches at the end of the first step."""
         self._stalled = 0.0
         """Seconds for which saves have blocked training since the last step."""
         self._every = FIRST_SECONDS
@@ -161,6 +173,7 @@ class AttemptClock:
         start, self._stalled = self._stalled, 0.0
         self._last, self._step = now, step
         self._write_at = now + self._every
+        self._waited_before = self._waited_for_data() or 0.0
         self._note(first_step_time=time.time(), stall_before_first_step=start)
 
     @contextmanager
@@ -225,6 +238,7 @@ class AttemptClock:
     def _write(self) -> None:
         assert self._run is not None
         if self._last is not None:
+            waited = self._waited_for_data()
             self._times = replace(
                 self._times,
                 last_step=self._step,
@@ -233,6 +247,7 @@ class AttemptClock:
                 slowest_step_seconds=self._steps.largest or None,
                 save_seconds=_median(self._saves) if self._saves else None,
                 stall_after_last_step=self._stalled,
+                data_wait_seconds=None if waited is None else waited - self._waited_before,
             )
         from hpcaccel.core.records import to_dict
 
