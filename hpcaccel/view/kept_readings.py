@@ -1,10 +1,12 @@
-"""Readings of metrics files that a process keeps: a later look at the same run reads only the new lines."""
+"""What a process keeps of runs that it has read: a later look at the same run reads only what is new."""
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -12,10 +14,14 @@ from typing import Generic, TypeVar
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.runs.attempts import Metrics
 
-__all__ = ["KeptReadings", "metrics_of"]
+__all__ = ["KeptReadings", "KeptRows", "changed_at", "metrics_of"]
 
 T = TypeVar("T")
 
+CHECK_SECONDS = 60.0
+"""Kept rows are compared with all files of their run again after this time."""
+LEAST_CHECKS = 200
+"""Of all kept rows, a tenth is checked again in one call, or this number if that is more."""
 MOST_RUNS = 500
 """Maximum number of runs whose newest values are kept."""
 
@@ -56,6 +62,47 @@ class KeptReadings(Generic[T]):
             while len(self._kept) > 1 and sum(self._sizes.values()) > self._most:
                 dropped, _ = self._kept.popitem(last=False)
                 self._sizes.pop(dropped, None)
+
+
+class KeptRows(Generic[T]):
+    """Rows of ended runs that a process keeps. ``lock`` must be held."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._rows: dict[Path, tuple[T | None, int, float]] = {}
+
+    def has_seen(self, run: RunDir) -> bool:
+        """Whether ``keep`` has been called for ``run``."""
+        return run.path in self._rows
+
+    def keep(self, run: RunDir, row: T | None, changed: int) -> None:
+        """Keep the row of an ended run, whose folder had been changed last at ``changed`` before it was read. For other
+        runs, ``row`` is None."""
+        self._rows[run.path] = (row, changed, time.monotonic())
+
+    def known(self, runs: Sequence[RunDir]) -> dict[Path, T]:
+        """The kept rows of ``runs`` by path. Rows whose run's folder has changed are left out and, in turn, those that
+        were read long ago."""
+        now, found, old = time.monotonic(), {}, 0
+        most = max(LEAST_CHECKS, len(runs) // 10)
+        for run in runs:
+            kept = self._rows.get(run.path)
+            if kept is None or kept[0] is None or kept[1] != changed_at(run):
+                continue
+            if now - kept[2] > CHECK_SECONDS and old < most:
+                old += 1
+                continue
+            found[run.path] = kept[0]
+        return found
+
+
+def changed_at(run: RunDir) -> int:
+    """When the run's folder itself has changed, in nanoseconds; 0 if it does not exist. Each submission of a job
+    replaces a file in it."""
+    try:
+        return os.stat(run.path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 _METRICS = KeptReadings(Metrics, most=MOST_RUNS)

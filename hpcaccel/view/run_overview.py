@@ -7,26 +7,21 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-from hpcaccel.checkpoint_files.watched import SavedCheckpoint, newest_saved
-from hpcaccel.core.attempt_steps import StepCount
-from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.records import RunRecord
+from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.jobs.run_state import read_facts, read_record
-from hpcaccel.submission.runs.attempts import LOSS, Attempt, Metrics, count, current_step, read_attempts, total_steps
+from hpcaccel.submission.runs.attempts import LOSS, Attempt, count, current_step, read_attempts, total_steps
 from hpcaccel.submission.runs.run_index import CachedOverview, look_at
 from hpcaccel.submission.runs.status import RunStatus, statuses
-from hpcaccel.view.hints import hints
-from hpcaccel.view.kept_readings import metrics_of
-from hpcaccel.view.life_bar import LifePart, life
-from hpcaccel.view.rank_states import RankState, rank_states, slow_ranks
-from hpcaccel.view.run_pace import Pace, data_wait_share, deadline_of, pace_of
-from hpcaccel.view.time_report import attempt_spans, report
-from hpcaccel.view.usage import Usage, usage
-from hpcaccel.view.work_at_risk import AtRisk, at_risk
+from hpcaccel.view.kept_readings import KeptRows, changed_at, metrics_of
+from hpcaccel.view.life_bar import LifePart
+from hpcaccel.view.present_state import present_state
+from hpcaccel.view.rank_states import RankState, slow_ranks
+from hpcaccel.view.time_report import report
+from hpcaccel.view.usage import Usage
+from hpcaccel.view.work_at_risk import AtRisk
 
 __all__ = ["Overview", "RunRow", "listed", "overview"]
 
@@ -164,53 +159,8 @@ def overview(run: RunDir, status: RunStatus, *, now: float | None = None) -> Ove
             asked=status.asked,
             note=status.note,
             loss_tail=list(metrics.losses),
-            **_moment(run, record, status, attempts, metrics, checkpoint, counts, now=now),
+            **present_state(run, record, status, attempts, metrics, checkpoint, counts, now=now),
         )
-
-
-def _moment(
-    run: RunDir, record: RunRecord, status: RunStatus, attempts: list[Attempt], metrics: Metrics,
-    checkpoint: SavedCheckpoint | None, counts: Sequence[StepCount], *, now: float,
-) -> dict[str, Any]:  # fmt: skip
-    """Fields about times, pace, ranks and the bar of the run's life."""
-    active = not status.ended
-    spans = attempt_spans(run, attempts, goes_on=active, now=now)
-    kept = [one.kept_until for one, attempt in zip(counts, attempts, strict=True) if attempt.start is not None]
-    newest = attempts[-1] if attempts else None
-    start = None if newest is None else newest.start
-    runs = active and newest is not None and newest.end is None and status.state in ("running", "stopping")
-    step, total = current_step(attempts, metrics), total_steps(attempts)
-    values = {name: value for name, (_, value) in metrics.last.items()}
-    pace = pace_of(metrics, spans, values, step=step, total=total) if runs else Pace()
-    deadline, used = deadline_of(run, status, attempts), usage(run)
-    waits = status.state in ("pending", "requeued")
-    estimate = status.estimated_start if waits else None
-    return {
-        "partition": status.partition or _asked_partition(run),
-        "nodes": [] if start is None else start.nodes,
-        "queued_since": (spans[-1].ended if spans else record.created) if waits else None,
-        "started": None if start is None else start.time,
-        "ended": newest.end.time if newest is not None and newest.end is not None and status.ended else None,
-        "estimated_start": estimate if estimate is not None and estimate > now else None,
-        "deadline": deadline, "time_left_seconds": None if deadline is None else max(0.0, deadline - now),
-        "steps_per_second": pace.steps_per_second,
-        "tokens_per_second": pace.tokens_per_second,
-        "eta_seconds": pace.eta_seconds,
-        "data_wait_share": data_wait_share(spans),
-        "at_risk": None if not runs else at_risk(
-            run, spans, attempts, checkpoint,
-            step=step, seconds_per_step=pace.seconds_per_step, deadline=deadline, now=now,
-        ),
-        "ranks": rank_states(run, start, newest.end, active=active, now=now, used=used) if newest and start else [],
-        "life": [] if status.tasks else life(run, status, spans, kept, created=record.created, now=now),
-        "usage": used, "hints": hints(run, used),
-    }  # fmt: skip
-
-
-def _asked_partition(run: RunDir) -> str:
-    """The partition in the run's spec; empty if it names none."""
-    section = ((read_json(run.spec) or {}).get("spec") or {}).get("slurm") or {}
-    return str(section.get("partition") or "")
 
 
 def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, Any]:
@@ -283,19 +233,31 @@ def listed(runs: Sequence[RunDir], *, patient: bool = False) -> list[RunRow]:
     """The rows of ``runs``. The row of an ended run is cached until the run's directory changes.
 
     Args:
-        patient: for repeated calls; see :func:`hpcaccel.submission.runs.status.statuses`.
+        patient: for repeated calls; see :func:`hpcaccel.submission.runs.status.statuses`. Rows that this process has
+            read are checked in turn, all of them within a minute or ten calls; a resume of a run is noticed at once.
     """
-    cached = CachedOverview("list")
-    found: dict[Path, RunRow] = {}
-    for run in runs:
-        value = cached.recall(run.path)
-        if value is not None and value.keys() == set(_NAMES):
-            found[run.path] = RunRow(**value)
-    others = [run for run in runs if run.path not in found]
-    looks = {run.path: look_at(run) for run in others}
-    for run, now in zip(others, statuses(others, patient=patient), strict=True):
-        shown = found[run.path] = RunRow.of(overview(run, now))
-        if now.ended and not now.tasks and read_facts(run).settled is not None:
-            cached.keep(looks[run.path], {name: getattr(shown, name) for name in _NAMES})
-    cached.write()
-    return [found[run.path] for run in runs]
+    with _KEPT_ROWS.lock:
+        found = _KEPT_ROWS.known(runs) if patient else {}
+        left = [run for run in runs if run.path not in found]
+        # Lines of the cache file are for runs that this process has not read yet: reading the file takes long.
+        new = [run for run in left if not (patient and _KEPT_ROWS.has_seen(run))]
+        cached = CachedOverview("list") if new else None
+        for run in new:
+            changed, value = changed_at(run), cached.recall(run.path) if cached is not None else None
+            if value is not None and value.keys() == set(_NAMES):
+                found[run.path] = RunRow(**value)
+                _KEPT_ROWS.keep(run, found[run.path], changed)
+        others = [run for run in left if run.path not in found]
+        before = [(changed_at(run), look_at(run)) for run in others]
+        for run, (changed, look), now in zip(others, before, statuses(others, patient=patient), strict=True):
+            shown = found[run.path] = RunRow.of(overview(run, now))
+            is_over = now.ended and not now.tasks and read_facts(run).settled is not None
+            if is_over and cached is not None:
+                cached.keep(look, {name: getattr(shown, name) for name in _NAMES})
+            _KEPT_ROWS.keep(run, shown if is_over and look is not None and look.is_settled else None, changed)
+        if cached is not None:
+            cached.write()
+        return [found[run.path] for run in runs]
+
+
+_KEPT_ROWS: KeptRows[RunRow] = KeptRows()

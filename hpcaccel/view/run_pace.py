@@ -13,7 +13,7 @@ from hpcaccel.submission.runs.attempts import Attempt, Metrics
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.goodput import AttemptSpan
 
-__all__ = ["Pace", "data_wait_share", "deadline_of", "pace_of"]
+__all__ = ["Pace", "data_wait_share", "deadline_of", "has_trained", "pace_of"]
 
 TOKEN_RATES = ("tokens_per_second", "tokens_per_sec", "tokens/s", "tok/s", "tokens_per_s")
 """Names under which programs log their tokens per second; the first one that was logged counts."""
@@ -57,6 +57,14 @@ def data_wait_share(spans: Sequence[AttemptSpan]) -> float | None:
         return None
     seconds = timing.last_step_time - timing.first_step_time
     return None if seconds <= 0 else min(1.0, max(0.0, timing.data_wait_seconds / seconds))
+
+
+def has_trained(spans: Sequence[AttemptSpan], seconds: float) -> bool:
+    """Whether the newest attempt has trained for at least ``seconds`` since its first step."""
+    timing = spans[-1].timing if spans else None
+    if timing is None or timing.first_step_time is None or timing.last_step_time is None:
+        return False
+    return timing.last_step_time - timing.first_step_time >= seconds
 
 
 def deadline_of(run: RunDir, status: RunStatus, attempts: Sequence[Attempt]) -> float | None:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from hpcaccel.core.rank_records import Timing
 from hpcaccel.core.records import from_dict, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import StopRequest
+from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.rank_logger import configure_training_log
 from hpcaccel.runtime.settings import OutputLocation
 from hpcaccel.runtime.training.attempt_timing import AttemptClock, StepTimes
@@ -169,3 +171,33 @@ def _wait_for_step(run: RunDir, attempt: int) -> None:
             return
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_clock_records_the_time_spent_waiting_for_batches(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    loaders = LoadersInUse()
+    clock = AttemptClock(
+        run, 1, begun=time.time(), formed=time.time(), waited_for_data=loaders.waited_seconds
+    )  # fmt: skip
+    source: Any = object()
+    for step in range(1, 4):
+        loaders.requested_batch()
+        time.sleep(0.02)
+        loaders.took_batch_from(source)
+        clock.step_is_over(step)
+    clock.end()
+    waited = from_dict(Timing, read_json(run.timing(1)) or {}).data_wait_seconds
+    total = loaders.waited_seconds()
+    assert waited is not None
+    assert total is not None
+    assert 0.04 <= waited <= total - 0.02, "since the first step"
+
+
+def test_without_prepared_loader_the_wait_for_data_is_unknown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    clock = AttemptClock(
+        run, 1, begun=time.time(), formed=time.time(), waited_for_data=LoadersInUse().waited_seconds
+    )  # fmt: skip
+    clock.step_is_over(1)
+    clock.end()
+    assert from_dict(Timing, read_json(run.timing(1)) or {}).data_wait_seconds is None

@@ -11,7 +11,7 @@ import pytest
 from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.run_dir import state_home
 from hpcaccel.submission.runs import run_index
-from hpcaccel.view import run_overview
+from hpcaccel.view import kept_readings, run_overview
 from hpcaccel.view.run_overview import listed
 from tests.view.conftest import HandMade
 
@@ -102,3 +102,43 @@ def test_deleted_run_is_removed_from_the_index(runs, monkeypatch):
         listed([made.run for made in runs[:2]])
     (file,) = state_home().rglob("list.jsonl")
     assert str(runs[2].run.path) not in file.read_text()
+
+
+def test_patient_listing_keeps_rows_in_memory(runs, monkeypatch):
+    first = listed([made.run for made in runs], patient=True)
+    monkeypatch.setattr(run_overview, "overview", lambda run, now: pytest.fail("read"))
+    monkeypatch.setattr(run_overview, "CachedOverview", lambda purpose: pytest.fail("cache file read"))
+
+    again = listed([made.run for made in runs], patient=True)
+    assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+def test_patient_listing_notices_a_resume_at_once(runs):
+    listed([made.run for made in runs], patient=True)
+    record = runs[1].run.record
+    record.rename(record.with_suffix(".old"))
+    shutil.copy(record.with_suffix(".old"), record)
+    append_line(runs[1].run.ledger, json.loads(runs[1].run.ledger.read_text().splitlines()[0]) | {"attempt": 2})
+    runs[1].run.attempt(2).mkdir()
+
+    states = [one.state for one in listed([made.run for made in runs], patient=True)]
+    assert (states[0], states[2]) == ("completed", "completed")
+    assert states[1] != "completed"
+
+
+def test_patient_listing_checks_old_rows_in_turn(runs, monkeypatch):
+    listed([made.run for made in runs], patient=True)
+    monkeypatch.setattr(kept_readings, "CHECK_SECONDS", -1.0)
+    monkeypatch.setattr(kept_readings, "LEAST_CHECKS", 1)
+    read = []
+    monkeypatch.setattr(
+        run_overview, "overview", lambda run, now, real=run_overview.overview: read.append(run) or real(run, now)
+    )
+    listed([made.run for made in runs], patient=True)
+    assert len(read) == 1
+
+
+def test_rows_leave_out_long_fields(runs):
+    plain = listed([runs[0].run])[0].to_json()
+    assert "life" not in plain
+    assert plain["at_risk"] is None
