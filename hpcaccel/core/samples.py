@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hpcaccel.core.durable_files import objects_in, read_json, read_lines
 from hpcaccel.core.rank_records import Beat
 from hpcaccel.core.records import from_dict
 from hpcaccel.core.run_dir import RunDir, numbered_folders
+from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
     "IDLE_SECONDS",
@@ -97,8 +98,12 @@ class Sample:
         Raises:
             TypeError: the line lacks ``time`` or a GPU's ``uuid``.
         """
-        gpus = [from_dict(GpuSample, gpu) for gpu in line.get("gpus", [])]
-        return replace(from_dict(cls, line), gpus=gpus)
+        gpus = [GpuSample(**{key: gpu[key] for key in gpu.keys() & _GPU_FIELDS}) for gpu in line.get("gpus", [])]
+        return cls(**{key: line[key] for key in line.keys() & _FIELDS}, gpus=gpus)
+
+
+_GPU_FIELDS = {item.name for item in fields(GpuSample)}
+_FIELDS = {item.name for item in fields(Sample)} - {"gpus"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +196,11 @@ def rank_gpus(run: RunDir, attempt: int) -> dict[str, int]:
     use is left out."""
     found: dict[str, list[int]] = {}
     for path in run.heartbeats(attempt).glob("*.json"):
-        value = read_json(path)
-        beat = None if value is None else from_dict(Beat, value)
+        try:
+            value = read_json(path)
+            beat = None if value is None else from_dict(Beat, value)
+        except (OSError, RunDirectoryError, TypeError):
+            continue  # damaged
         if beat is not None and beat.gpu:
             found.setdefault(bare_uuid(beat.gpu), []).append(beat.rank)
     return {uuid: ranks[0] for uuid, ranks in found.items() if len(ranks) == 1}

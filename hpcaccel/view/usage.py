@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 
 from hpcaccel.core.run_dir import RunDir, numbered_folders
-from hpcaccel.core.samples import IDLE_SECONDS, GpuSample, Sample, bare_uuid, is_idle, rank_gpus, read_samples
+from hpcaccel.core.samples import Sample, bare_uuid, rank_gpus, read_samples, sampled_nodes
+from hpcaccel.view.idle_stretches import Work, gpu_of, stretches_of
 
 __all__ = ["GpuUsage", "NodeUsage", "Usage", "usage"]
 
-ALONE_SECONDS = 1800.0
-"""How long a GPU must be idle to count if no other GPU works and no steps are recorded."""
-SLOT_SECONDS = 60.0
-"""Resolution with which the work of different GPUs is compared."""
 JOULES_PER_KWH = 3.6e6
 
 
@@ -83,8 +83,25 @@ class Usage:
 
 
 def usage(run: RunDir) -> Usage | None:
-    """The use of resources in all attempts of a run; None without samples."""
+    """The use of resources in all attempts of a run; None without samples. A result is kept until a file changes."""
     numbers = numbered_folders(run.attempts)
+    files = [run.sample_file(number, node) for number in numbers for node in sampled_nodes(run, number)]
+    return _usage(str(run.path), tuple(stamp for path in files if (stamp := _stamp(path)) is not None))
+
+
+def _stamp(path: Path) -> tuple[str, int, int] | None:
+    try:
+        facts = os.stat(path)
+    except FileNotFoundError:
+        return None  # the run is being deleted
+    return str(path), facts.st_mtime_ns, facts.st_size
+
+
+@lru_cache(maxsize=256)
+def _usage(folder: str, stamps: tuple[tuple[str, int, int], ...]) -> Usage | None:
+    """The use of resources of the run in ``folder``, whose files of samples have these sizes and times."""
+    run = RunDir(folder)
+    numbers = numbered_folders(run.attempts) if stamps else []
     attempts = {number: samples for number in numbers if (samples := read_samples(run, number))}
     if not attempts:
         return None
@@ -93,7 +110,7 @@ def usage(run: RunDir) -> Usage | None:
     gpus: dict[tuple[str, str], list[GpuUsage]] = defaultdict(list)
     trained = 0.0
     for number, samples in attempts.items():
-        ranks, work = rank_gpus(run, number) if number == numbers[-1] else {}, _Work(samples.values())
+        ranks, work = rank_gpus(run, number) if number == numbers[-1] else {}, Work(samples.values())
         for node, lines in samples.items():
             nodes[node].append(_node(node, lines))
             trained = max(trained, _trained_seconds(lines))
@@ -156,63 +173,11 @@ def _trained_seconds(lines: Sequence[Sample]) -> float:
 # -- GPUs -------------------------------------------------------------------------------------------------------------
 
 
-class _Work:
-    """Which GPUs of one attempt worked when."""
-
-    def __init__(self, nodes: Iterable[Sequence[Sample]]) -> None:
-        self._busy: dict[int, set[str]] = defaultdict(set)
-        for lines in nodes:
-            for line in lines:
-                busy = {gpu.uuid for gpu in line.gpus if gpu.utilization and not is_idle(gpu, line.seconds)}
-                for slot in _slots(line) if busy else ():
-                    self._busy[slot] |= busy
-
-    def elsewhere(self, line: Sample, uuid: str) -> bool:
-        """Whether another GPU worked in the time of ``line``."""
-        return any(self._busy.get(slot, set()) - {uuid} for slot in _slots(line))
-
-
-def _slots(line: Sample) -> range:
-    return range(int((line.time - line.seconds) // SLOT_SECONDS), int(line.time // SLOT_SECONDS) + 1)
-
-
-@dataclass
-class _Stretch:
-    """Consecutive lines in which a GPU was idle."""
-
-    since_step: int | None
-    seconds: float = 0.0
-    step: int | None = None
-    others_work: bool = False
-
-    @property
-    def counts(self) -> bool:
-        trains = self.step is not None and self.step != (self.since_step or 0)
-        return self.seconds >= (IDLE_SECONDS if trains or self.others_work else ALONE_SECONDS)
-
-
-def _stretches(uuid: str, lines: Sequence[Sample], work: _Work) -> list[_Stretch]:
-    """The idle stretches of one GPU. The last one is empty if the GPU worked in the last line."""
-    found, step = [_Stretch(None)], None
-    for line in lines:
-        gpu = _of(line, uuid)
-        if gpu is None or not is_idle(gpu, line.seconds):
-            found.append(_Stretch(line.step))
-        else:
-            last = found[-1]
-            last.since_step = last.since_step if last.seconds else (step if step is not None else line.step)
-            last.seconds += line.seconds
-            last.step = line.step
-            last.others_work = last.others_work or work.elsewhere(line, uuid)
-        step = line.step
-    return found
-
-
 def _gpu(
-    node: str, uuid: str, lines: Sequence[Sample], work: _Work, ranks: dict[str, int], *, present: bool
+    node: str, uuid: str, lines: Sequence[Sample], work: Work, ranks: dict[str, int], *, present: bool
 ) -> GpuUsage:
-    seen = [(line, gpu) for line in lines if (gpu := _of(line, uuid)) is not None]
-    last, stretches = seen[-1][1], _stretches(uuid, lines, work)
+    seen = [(line, gpu) for line in lines if (gpu := gpu_of(line, uuid)) is not None]
+    last, stretches = seen[-1][1], stretches_of(uuid, lines, work)
     now = present and stretches[-1].counts
     energy = _grown([gpu.energy_mj for _, gpu in seen])
     return GpuUsage(
@@ -250,10 +215,6 @@ def _add_gpus(several: Sequence[GpuUsage]) -> GpuUsage:
         energy_kwh=sum(energies) if energies else None,
         rank=last.rank,
     )
-
-
-def _of(line: Sample, uuid: str) -> GpuSample | None:
-    return next((gpu for gpu in line.gpus if gpu.uuid == uuid), None)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

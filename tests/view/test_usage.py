@@ -291,3 +291,22 @@ def test_run_without_samples_shows_nothing_about_them(hand_made: HandMade) -> No
     print_status(now, stream=text)
     assert now.usage is None
     assert not any(word in text.getvalue() for word in ("GPU", "memory", "next time"))
+
+
+def test_result_is_kept_until_a_sample_is_added(trained: HandMade) -> None:
+    found = usage(trained.run)
+    assert usage(trained.run) is found
+    append_line(trained.run.sample_file(1, "n1"), to_dict(Sample(time=START + 5000, seconds=15.0, cpu_seconds=1e9)))
+    later = usage(trained.run)
+    assert later is not None
+    assert later.until == START + 5000
+
+
+def test_lines_of_another_release_are_skipped(trained: HandMade) -> None:
+    path = trained.run.sample_file(1, "n1")
+    for line in ({"seconds": 15.0}, {"time": 1.0, "gpus": [{"name": "no uuid"}]}, {"time": 1.0, "gpus": 3}):
+        append_line(path, line)
+    append_line(path, {"time": START + 5000, "seconds": 15.0, "fan_speed": 30, "gpus": [{"uuid": A, "ecc": 0}]})
+    found = usage(trained.run)
+    assert found is not None
+    assert found.until == START + 5000

@@ -30,6 +30,10 @@ INTERVAL = "HPCACCEL_SAMPLE_SECONDS"
 INTERVAL_SECONDS = 15.0
 LIMIT_BYTES = 512_000
 """Maximum size of a node's file."""
+ALL_BYTES = 16_000_000
+"""Size of the files of all nodes together from which the limit of each is lower, so that they are read in a second."""
+LEAST_BYTES = 64_000
+"""Lowest limit of a node's file."""
 KEPT_SHARE = 4
 """One in this many lines, the newest ones, stay as they are if the file has reached its limit."""
 
@@ -55,7 +59,8 @@ def sample_here(run: RunDir, attempt: int) -> int:
     whole_job = not run.is_trial  # several trials may share a job
     host = HostReader(processes, os.environ, node=node, local=launch.local, whole_job=whole_job)
     gpus = GpuReader(load_nvml(), processes, os.environ, local=launch.local, whole_job=whole_job)
-    file = SampleFile(run.sample_file(attempt, node))
+    limit = max(LEAST_BYTES, min(LIMIT_BYTES, ALL_BYTES // launch.nodes))
+    file = SampleFile(run.sample_file(attempt, node), limit=limit)
     interval, last, due = interval_seconds() or INTERVAL_SECONDS, 0.0, time.monotonic()
     while not run.attempt(attempt + 1).exists():
         now = time.monotonic()
