@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from hpcaccel.submission.runs.watch import describe_end
 from hpcaccel.view.goodput import AttemptSpan
 from hpcaccel.view.rank_states import read_hang
 
-__all__ = ["LifePart", "life"]
+__all__ = ["LifePart", "life", "queued_since"]
 
 MOST_SAVES = 100
 """Maximum number of saves of one attempt that are parts of their own: the longest ones."""
@@ -52,12 +53,13 @@ def life(
         created: when the run was submitted.
     """
     parts: list[LifePart] = []
-    left, before = created, None
+    left: float = created
+    before: AttemptEnd | None = None
     for span, until in zip(spans, kept, strict=True):
         parts += _before(left, before, span)
         parts += _attempt(run, span, until)
         left, before = max(span.ended, span.start.time), span.end
-    parts += _since(status, left, before, 1 + (spans[-1].start.attempt if spans else 0), now)
+    parts += _since(run, status, spans, created, now)
     return _tidy(parts)
 
 
@@ -186,15 +188,34 @@ def _leaving(run: RunDir, span: AttemptSpan, last: float, ended: float) -> LifeP
     return LifePart(part="hung" if hung else "lost", started=last, ended=ended, attempt=number)
 
 
-def _since(status: RunStatus, left: float, before: AttemptEnd | None, number: int, now: float) -> Iterator[LifePart]:
-    """The time since the last attempt, if the run waits or is paused."""
+def queued_since(run: RunDir, spans: Sequence[AttemptSpan], created: float, now: float) -> float:
+    """Since when a waiting run has been in the queue: since its submission, the end of its last attempt or, if it had
+    been paused, about since its resume (the last write of its record)."""
+    if not spans:
+        return created
+    left, end = max(spans[-1].ended, spans[-1].start.time), spans[-1].end
+    if end is None or end.decision not in ("pause", "end"):
+        return left
+    try:
+        return min(max(left, os.stat(run.record).st_mtime), max(left, now))
+    except OSError:
+        return left
+
+
+def _since(run: RunDir, status: RunStatus, spans: Sequence[AttemptSpan], created: float, now: float) -> list[LifePart]:
+    """The time since the last attempt, if the run waits or is starting. The pause of a paused run is not shown before
+    its end: the bar would become a long pause with the rest too short to see."""
+    left = max(spans[-1].ended, spans[-1].start.time) if spans else created
+    number = 1 + (spans[-1].start.attempt if spans else 0)
     if status.state in ("pending", "requeued"):
+        since = queued_since(run, spans, created, now)
         text = status.detail or "waiting for nodes"
-        yield LifePart(part="queued", started=left, ended=now, attempt=number, text=text)
-    elif status.state == "starting":
-        yield LifePart(part="starting", started=left, ended=now, attempt=number, text="setup of the job")
-    elif status.state == "paused" and before is not None:
-        yield LifePart(part="paused", started=left, ended=now, attempt=number, text="paused until it is resumed")
+        pause = [LifePart(part="paused", started=left, ended=since, attempt=number, text="paused")]
+        queue = LifePart(part="queued", started=since, ended=now, attempt=number, text=text)
+        return [*(pause if since > left else []), queue]
+    if status.state == "starting" and (not spans or spans[-1].end is not None):
+        return [LifePart(part="starting", started=left, ended=now, attempt=number, text="setup of the job")]
+    return []
 
 
 def _steps_text(began: int | None, reached: int | None) -> str:

@@ -13,7 +13,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.runs.attempts import Attempt, Metrics, current_step, total_steps
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.hints import hints
-from hpcaccel.view.life_bar import life
+from hpcaccel.view.life_bar import life, queued_since
 from hpcaccel.view.rank_states import rank_states
 from hpcaccel.view.run_pace import Pace, data_wait_share, deadline_of, has_trained, pace_of
 from hpcaccel.view.time_report import attempt_spans
@@ -52,7 +52,7 @@ def present_state(
     return {
         "partition": status.partition or _asked_partition(run),
         "nodes": [] if start is None else start.nodes,
-        "queued_since": (spans[-1].ended if spans else record.created) if waits else None,
+        "queued_since": queued_since(run, spans, record.created, now) if waits else None,
         "started": None if start is None else start.time,
         "ended": newest.end.time if newest is not None and newest.end is not None and status.ended else None,
         "estimated_start": estimate if estimate is not None and estimate > now else None,

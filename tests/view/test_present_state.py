@@ -190,11 +190,16 @@ def test_life_of_two_attempts_has_no_overlaps_and_says_how_each_ended(training):
     assert run.life[-1].ended == 2100.0
 
 
-def test_paused_run_ends_its_life_with_a_pause(training):
+def test_life_of_a_paused_run_has_a_pause_only_once_it_is_resumed(training):
     training.end(1, reason="stop", decision="pause", seconds=90.0, last_step=140, checkpoint_step=140)
     run = seen(training, now=2000.0, state="paused")
 
-    assert (run.life[-1].part, run.life[-1].started, run.life[-1].ended) == ("paused", 1090.0, 2000.0)
+    assert (run.life[-1].part, run.life[-1].ended) == ("saving", 1090.0)
+    training.start(2, queued_at=1700.0, allocated_at=1800.0)
+    again = seen(training, now=2050.0)
+    assert [(one.part, one.started, one.ended) for one in again.life][-4:-1] == [
+        ("paused", 1090.0, 1700.0), ("queued", 1700.0, 1800.0), ("starting", 1800.0, 2000.0)
+    ]  # fmt: skip
 
 
 def test_overview_is_valid_json_with_infinite_values(training):
