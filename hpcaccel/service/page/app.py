@@ -13,7 +13,6 @@ from pathlib import Path
 from dash import Dash, set_props
 from fastapi import FastAPI
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import get_route_path
 from starlette.types import Message, Receive, Scope, Send
 
 from hpcaccel.service.page import confirm, frame
@@ -98,7 +97,7 @@ class _Page:
         confirm.register(self._dash, calls)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = get_route_path(scope) or "/"
+        path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
         if path.startswith(("/_dash-", "/assets/", "/_favicon")):
             await self._server({**scope, "path": path, "root_path": ""}, receive, send)
             return

@@ -65,6 +65,13 @@ ACTIONS = {
         do=lambda client, run: client.save(run),
         done="Save requested",
     ),
+    "profile": Action(
+        label="Profile",
+        question="Profile {what}?",
+        text="torch's profiler records the next 5 steps of rank 0 into the run directory, and training goes on.",
+        do=lambda client, run: client.profile(run, 5),
+        done="Profile requested",
+    ),
     "cancel": Action(
         label="Cancel",
         question="Cancel {what}?",

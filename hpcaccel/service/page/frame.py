@@ -10,6 +10,7 @@ from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 from hpcaccel.service.page import confirm, run_page, runs_table, states
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
+from hpcaccel.service.page.states import labelled
 
 __all__ = ["layout", "register"]
 
@@ -27,6 +28,7 @@ KEYS = (
     ("?", "This list"),
     ("Esc", "Close"),
 )
+HERE: Any = {"aria-current": "page"}
 THEME = {
     "primaryColor": "indigo",
     "defaultRadius": "sm",
@@ -64,7 +66,7 @@ def layout() -> dmc.MantineProvider:
                                         id="scheme",
                                         className="icon-button",
                                         title="Light or dark (d)",
-                                        **{"aria-label": "Light or dark"},
+                                        **labelled("Light or dark"),
                                     ),
                                 ],
                             ),
@@ -120,7 +122,7 @@ def _navigation(place: Place) -> list[Any]:
                 [html.Span(className=f"icon i-{name}"), html.Span(title), html.Kbd(keys, className="nav-keys")],
                 href=place.href(name),
                 className="nav-item" + (" is-here" if name == shown else ""),
-                **({"aria-current": "page"} if name == shown else {}),
+                **HERE if name == shown else {},
             )
             for name, title, keys in PAGES
         ],

@@ -10,6 +10,7 @@ from dash import html
 from hpcaccel.core.formatting import clock_time, counted, duration
 from hpcaccel.service.page import states
 from hpcaccel.service.page.place import Place
+from hpcaccel.service.page.run_tables import plain_table
 from hpcaccel.view.run_overview import Overview
 
 __all__ = ["attempts_list", "life_section"]
@@ -48,7 +49,7 @@ def life_section(run: Overview) -> html.Section | None:
         className="card life",
         children=[
             html.Header([html.H2("Life"), html.Span(_summary(run, whole), className="muted")]),
-            html.Div(bars, className="life-bar", role="img", **{"aria-label": _words(spent)}),
+            html.Div(bars, className="life-bar", role="img", **states.labelled(_words(spent))),
             html.Div(
                 [html.Span(clock_time(run.life[0].started)), html.Span(clock_time(run.life[-1].ended))],
                 className="life-ends number",
@@ -122,15 +123,4 @@ def _tasks(run: Overview) -> html.Section:
 
 
 def _table(title: str, heads: tuple[str, ...], rows: list[Any]) -> html.Section:
-    return html.Section(
-        className="card",
-        children=[
-            html.Header(html.H2(title)),
-            html.Div(
-                html.Table(
-                    [html.Thead(html.Tr([html.Th(head) for head in heads])), html.Tbody(rows)], className="plain-table"
-                ),
-                className="scroll-x",
-            ),
-        ],
-    )
+    return html.Section([html.Header(html.H2(title)), plain_table(heads, rows)], className="card")

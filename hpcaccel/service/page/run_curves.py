@@ -40,7 +40,7 @@ def _curve(index: int) -> html.Section:
         children=[
             dmc.Select(
                 id=f"curve-name-{index}", data=[], size="xs", allowDeselect=False, searchable=True,
-                className="curve-name", **{"aria-label": "Metric"},
+                className="curve-name", **states.labelled("Metric"),
             ),
             dcc.Graph(
                 id=f"curve-{index}", config={"displayModeBar": False, "responsive": True}, style={"height": "220px"},

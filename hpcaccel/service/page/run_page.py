@@ -130,5 +130,5 @@ def _actions(run: Overview) -> tuple[str, ...]:
     if run.state in ("pending", "requeued"):
         return ("cancel",)
     if run.state in ACTIVE:
-        return ("save", "stop", "requeue", "finish", *(("profile",) if "profile" in confirm.ACTIONS else ()), "cancel")
+        return ("save", "stop", "requeue", "finish", "profile", "cancel")
     return ("resume",) if run.state not in ("completed", "pruned") else ()

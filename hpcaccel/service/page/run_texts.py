@@ -1,8 +1,9 @@
-"""The texts and tables at the end of a run's page: log, spec, script, changes, checkpoints, usage."""
+"""The texts at the end of a run's page: log with the first traceback on top, spec, script, changes; and its tables."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -10,18 +11,22 @@ import dash_mantine_components as dmc
 from dash import Dash, Input, Output, State, dcc, html, no_update
 from plotly.utils import PlotlyJSONEncoder
 
-from hpcaccel.core.formatting import clock_time, duration, size
+from hpcaccel.core.formatting import size
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.service.client import Client
 from hpcaccel.service.page import states
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
+from hpcaccel.service.page.run_tables import checkpoints_table, usage_tables
 
 __all__ = ["register_texts", "texts_layout"]
 
 TABS = ("log", "spec", "script", "changes", "checkpoints", "usage")
 LINES = 1000
 """Lines of the merged log on the page; all of them are in the files."""
+TAIL_BYTES = 128 << 10
+"""The end of a single log file that the page shows."""
+MERGED = "merged"
 
 
 def texts_layout() -> html.Section:
@@ -35,13 +40,23 @@ def texts_layout() -> html.Section:
                         id="run-tab", value="log", size="xs",
                         data=[{"value": name, "label": name.capitalize()} for name in TABS],
                     ),
-                    dmc.TextInput(
-                        id="run-find", placeholder="Search in the log", size="xs", debounce=250, className="filter",
-                        rightSection=html.Kbd("/"), **{"aria-label": "Search in the log"},
+                    html.Div(
+                        id="run-log-tools",
+                        className="tools",
+                        children=[
+                            dmc.Select(
+                                id="run-file", value=MERGED, data=_files({}), size="xs", allowDeselect=False,
+                                className="log-file", **states.labelled("Log file"),
+                            ),
+                            dmc.TextInput(
+                                id="run-find", placeholder="Search in the log", size="xs", debounce=250,
+                                className="filter", rightSection=html.Kbd("/"), **states.labelled("Search in the log"),
+                            ),
+                        ],
                     ),
                 ]
             ),
-            html.Div(id="run-text"),
+            html.Div(id="run-text", children=html.P("", className="hollow")),
             dcc.Store(id="run-text-seen", data=""),
         ],
     )  # fmt: skip
@@ -52,148 +67,100 @@ def register_texts(app: Dash, calls: ClientCalls) -> None:
 
     @app.callback(
         Output("run-text", "children"),
+        Output("run-file", "data"),
+        Output("run-log-tools", "hidden"),
         Output("run-text-seen", "data"),
         Input("tick", "data"),
         Input("run-tab", "value"),
+        Input("run-file", "value"),
         Input("run-find", "value"),
         State("run-text-seen", "data"),
         State("url", "pathname"),
     )
-    async def show(_: Any, tab: str, find: str | None, seen: str, path: str) -> Any:
+    async def show(_: Any, tab: str, file: str, find: str | None, seen: str, path: str) -> Any:
         place = place_of(path)
         if place.page != "run":
-            return no_update, no_update
+            return (no_update,) * 4
+        files: Any = no_update
         try:
-            content = await calls(lambda client: _content(client, place, tab, find or ""))
+            if tab == "log":
+                content, files = await calls(lambda client: _log(client, place.ident, file, find or ""))
+            else:
+                content = await calls(lambda client: _content(client, place, tab))
         except HpcaccelError as error:
             content = html.P(states.reason_of(error), className="hollow")
-        digest = sha256(json.dumps([tab, content], cls=PlotlyJSONEncoder).encode()).hexdigest()
-        return (no_update, no_update) if digest == seen else (content, digest)
+        shown = json.dumps([tab, content, None if files is no_update else files], cls=PlotlyJSONEncoder)
+        digest = sha256(shown.encode()).hexdigest()
+        return (no_update,) * 4 if digest == seen else (content, files, tab != "log", digest)
 
 
-def _content(client: Client, place: Place, tab: str, find: str) -> Any:
-    if tab == "log":
-        return _log(client, place, find)
+def _content(client: Client, place: Place, tab: str) -> Any:
+    run = place.ident
     if tab == "spec":
-        return _text(client.spec(place.ident), place.api(f"runs/{place.ident}/spec"), "job.yaml")
+        return _text(client.spec(run), place.api(f"runs/{run}/spec"), "job.yaml")
     if tab == "script":
-        return _text(client.script(place.ident), place.api(f"runs/{place.ident}/script"), "job.sbatch")
+        return _text(client.script(run), place.api(f"runs/{run}/script"), "job.sbatch")
     if tab == "changes":
-        return _changes(client.diff(place.ident))
+        return _changes(client.diff(run))
     if tab == "checkpoints":
-        return _checkpoints(client.checkpoints(place.ident))
-    return _usage(client.run(place.ident).usage)
+        return checkpoints_table(client.checkpoints(run))
+    return usage_tables(client.run(run).usage)
 
 
-def _log(client: Client, place: Place, find: str) -> Any:
-    failed = client.traceback(place.ident)
-    lines = client.merged_log(place.ident, limit=LINES).splitlines()
-    shown = [line for line in lines if find.lower() in line.lower()]
-    first = []
+def _log(client: Client, run: str, file: str, find: str) -> tuple[list[Any], list[dict[str, str]]]:
+    """The log's lines below the first traceback, and the choice of files."""
+    files = client.logs(run)
+    failed = client.traceback(run)
+    parts: list[Any] = []
     if failed is not None:
-        first = [
-            html.Div([html.Strong(f"Rank {failed[0]} failed first"), html.Pre(failed[1])], className="callout is-bad")
-        ]
+        title = html.Strong(f"Rank {failed[0]} failed first")
+        parts.append(html.Div([title, html.Pre(failed[1])], className="callout is-bad", id="run-traceback"))
+    lines = _lines(client, run, file if file in files else MERGED)
+    shown = [(source, text) for source, text in lines if find.lower() in text.lower()]
     if not lines:
-        return [
-            *first,
-            html.P("Nothing has been written yet. The log begins when the ranks have started.", className="hollow"),
-        ]
-    if not shown:
-        return [*first, html.P(f"None of the newest {len(lines)} lines contains “{find}”.", className="hollow")]
-    links = [
-        html.A(f"{name} ({size(count)})", href=place.api(f"runs/{place.ident}/logs/{name}"), target="_blank")
-        for name, count in list(client.logs(place.ident).items())[:12]
-    ]
-    return [*first, html.Pre("\n".join(shown), className="log", id="run-log"), html.P(links, className="files")]
+        parts.append(html.P("Nothing yet. The log begins when the ranks have started.", className="hollow"))
+    elif not shown:
+        parts.append(html.P(f"None of the newest {len(lines)} lines contains “{find}”.", className="hollow"))
+    else:
+        parts.append(html.Pre(_spans(shown), className="log", id="run-log"))
+    return parts, _files(files)
+
+
+def _lines(client: Client, run: str, file: str) -> list[tuple[str, str]]:
+    """Source and text of each line."""
+    if file != MERGED:
+        return [("", line) for line in client.log(run, file, -TAIL_BYTES, TAIL_BYTES).text.splitlines()]
+    return [(", ".join(line.sources), line.text) for line in client.merged_log(run, limit=LINES)]
+
+
+def _spans(lines: Sequence[tuple[str, str]]) -> list[Any]:
+    """The lines, with their sources in grey; neighbours of the same source are one part."""
+    parts: list[Any] = []
+    before = None
+    for source, text in lines:
+        if source and source != before:
+            parts.append(html.Span(f"{source}\n", className="log-source"))
+            before = source
+        if parts and isinstance(parts[-1], str):
+            parts[-1] += f"{text}\n"
+        else:
+            parts.append(f"{text}\n")
+    return parts
+
+
+def _files(files: dict[str, int]) -> list[dict[str, str]]:
+    choices = [{"value": name, "label": f"{name} ({size(count)})"} for name, count in files.items()]
+    return [{"value": MERGED, "label": "All ranks, newest attempt"}, *choices]
 
 
 def _text(text: str, href: str, name: str) -> list[Any]:
     link = html.A(f"Download {name}", href=href, download=name)
-    return [html.Pre(text, className="log is-top"), html.P(link, className="files")]
+    return [html.Pre(text, className="log"), html.P(link, className="files")]
 
 
 def _changes(text: str) -> Any:
     if not text.strip():
-        return html.P(
-            "No changes: this is the first run of its name, or nothing differs from the previous one.",
-            className="hollow",
-        )
+        return html.P("No changes since the previous run of this name, or there is none.", className="hollow")
     looks = {"+": "is-added", "-": "is-removed", "@": "muted"}
     lines = [html.Span(f"{line}\n", className=looks.get(line[:1], "")) for line in text.splitlines()]
-    return html.Pre(lines, className="log is-top")
-
-
-def _checkpoints(found: list[dict[str, Any]]) -> Any:
-    if not found:
-        return html.P("No checkpoint yet. Save writes one now, without a stop.", className="hollow")
-    rows = []
-    for one in reversed(found):
-        good = one.get("good")
-        step, when, count = one.get("step"), one.get("time"), one.get("bytes")
-        rows.append(
-            html.Tr(
-                [
-                    html.Td("" if step is None else f"{step:,}", className="number"),
-                    html.Td(str(one.get("path", "")).rpartition("/")[2], className="mono"),
-                    html.Td(clock_time(when) if when else "", className="number muted"),
-                    html.Td(size(count) if count is not None else "", className="number"),
-                    html.Td(one.get("reason") or ""),
-                    html.Td(one.get("guarantee") or "", className="muted"),
-                    html.Td(one.get("problem") or "" if good is False else "intact" if good else "", className="wide"),
-                ]
-            )
-        )
-    return _table(("Step", "Directory", "Saved", "Size", "Because", "Guarantee", ""), rows)
-
-
-def _usage(found: Any) -> Any:
-    usage = found if isinstance(found, dict) else None if found is None else _plain(found)
-    if not usage or not (usage.get("nodes") or usage.get("gpus")):
-        return html.P("No samples yet: the job writes one every 15 seconds while it runs.", className="hollow")
-    nodes = [
-        html.Tr([html.Td(one["node"]), html.Td(_share(one.get("cpu_share"), one.get("cpus")), className="number"),
-                 html.Td(_of(one.get("memory_peak_bytes"), one.get("memory_limit_bytes")), className="number"),
-                 html.Td(_of(one.get("io_read_bytes"), None), className="number"),
-                 html.Td(_of(one.get("io_write_bytes"), None), className="number wide")])
-        for one in usage.get("nodes", [])
-    ]  # fmt: skip
-    gpus = [
-        html.Tr([html.Td(one["node"]), html.Td(one.get("name") or ""), html.Td(one["uuid"], className="mono muted"),
-                 html.Td(_percent(one.get("mean_utilization")), className="number"),
-                 html.Td(_of(one.get("memory_peak_bytes"), one.get("memory_total_bytes")), className="number"),
-                 html.Td(duration(one.get("idle_seconds") or 0.0), className="number"),
-                 html.Td(_energy(one.get("energy_kwh")), className="number wide")])
-        for one in usage.get("gpus", [])
-    ]  # fmt: skip
-    parts = [_table(("Node", "CPUs in use", "Memory, peak", "Read", "Written"), nodes)]
-    if gpus:
-        parts.append(_table(("Node", "GPU", "UUID", "Mean use", "Memory, peak", "Idle", "Energy"), gpus))
-    return parts
-
-
-def _plain(found: Any) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(found)
-
-
-def _share(share: float | None, cpus: int | None) -> str:
-    return "" if share is None else f"{100 * share:.0f} %" + ("" if cpus is None else f" of {cpus}")
-
-
-def _energy(kwh: float | None) -> str:
-    return "" if kwh is None else f"{kwh:.2f} kWh"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f} %"
-
-
-def _of(count: float | None, limit: float | None) -> str:
-    return "" if count is None else size(count) + ("" if limit is None else f" of {size(limit)}")
-
-
-def _table(heads: tuple[str, ...], rows: list[Any]) -> html.Div:
-    head = html.Thead(html.Tr([html.Th(name) for name in heads]))
-    return html.Div(html.Table([head, html.Tbody(rows)], className="plain-table"), className="scroll-x")
+    return html.Pre(lines, className="log")

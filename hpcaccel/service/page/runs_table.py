@@ -31,7 +31,7 @@ GROUPS = {
     "done": ["completed", "pruned", "cancelled"],
 }
 """The filter's choices, as states of a run."""
-COLUMNS = (
+COLUMNS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
     ("state", "State", 128, {"cellRenderer": "RunState"}),
     ("name", "Name", 260, {"cellRenderer": "RunName", "flex": 2, "minWidth": 180}),
     ("progress", "Progress", 168, {"cellRenderer": "RunProgress", "sort_by": "step"}),
@@ -75,7 +75,7 @@ def layout(place: Place) -> html.Div:
                         debounce=250,
                         rightSection=html.Kbd("/"),
                         className="filter",
-                        **{"aria-label": "Filter by name or id"},
+                        **states.labelled("Filter by name or id"),
                     ),
                     _columns_menu(),
                 ],

@@ -8,7 +8,7 @@ from dash import html
 
 from hpcaccel.errors import HpcaccelError
 
-__all__ = ["badge", "failed", "loading", "nothing", "reason_of"]
+__all__ = ["badge", "failed", "labelled", "loading", "nothing", "reason_of"]
 
 
 def nothing(title: str, text: Any, href: str = "", link: str = "") -> html.Div:
@@ -40,6 +40,11 @@ def reason_of(error: Exception) -> str:
 def loading() -> html.Div:
     """Grey bars, until the first data arrive."""
     return html.Div(className="loading", children=[html.Div(className="bone") for _ in range(6)])
+
+
+def labelled(text: str) -> Any:
+    """A component's name for screen readers, as keyword arguments."""
+    return {"aria-label": text}
 
 
 def badge(state: str) -> html.Span:
