@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -40,6 +41,7 @@ def serve(
     ] = None,
     runs_dir: RunsDir = None,
     open_: Annotated[bool, typer.Option("--open/--no-browser", help="Open the page in a browser.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Show recorded runs in place of yours.")] = False,
 ) -> None:
     """Show runs and sweeps on a page in the browser, and to programs (REST). Runs until Ctrl-C.
 
@@ -69,11 +71,19 @@ def serve(
         if open_:
             typer.launch(link)
 
-    run_server(
-        port=port or 0,
-        socket=socket,
-        base_path=base_path,
-        hosts=allow_host or [],
-        runs_dir=None if runs_dir is None else runs_dir.absolute(),
-        started=started,
-    )
+    folder: AbstractContextManager[Path | None]
+    if demo:
+        from hpcaccel.service.demo_runs import demo_runs
+
+        folder = demo_runs()
+    else:
+        folder = nullcontext(runs_dir)
+    with folder as place:
+        run_server(
+            port=port or 0,
+            socket=socket,
+            base_path=base_path,
+            hosts=allow_host or [],
+            runs_dir=None if place is None else place.absolute(),
+            started=started,
+        )
