@@ -60,20 +60,19 @@ def report(
 
 
 def _print_times(runs: list[str], json: bool) -> None:
-    from hpcaccel.view.hints import hints
+    from hpcaccel.view.run_overview import overview
     from hpcaccel.view.time_report import report as time_report
-    from hpcaccel.view.usage import usage
 
     chosen = [find(run) for run in runs]
     for found in chosen:
         if as_sweep(found) is not None:
             one_run(found)
-    measured = [(time_report(found.dir, found.status()), usage(found.dir)) for found in chosen]
-    advice = [hints(found.dir, used) for found, (_, used) in zip(chosen, measured, strict=True)]
+    states = [(found.dir, found.status()) for found in chosen]
+    measured = [(time_report(run, status), overview(run, status)) for run, status in states]
     if json:
         plain = [
-            {**one.to_json(), "usage": None if used is None else asdict(used), "hints": own}
-            for (one, used), own in zip(measured, advice, strict=True)
+            {**times.to_json(), "usage": None if one.usage is None else asdict(one.usage), "hints": one.hints}
+            for times, one in measured
         ]
         print_json(plain[0] if len(plain) == 1 else plain)
         return
@@ -81,9 +80,8 @@ def _print_times(runs: list[str], json: bool) -> None:
     from hpcaccel.view.text_tables import console_for
     from hpcaccel.view.usage_table import print_usage
 
-    for place, ((one, used), own) in enumerate(zip(measured, advice, strict=True)):
+    for place, (times, one) in enumerate(measured):
         if place:
             typer.echo()
-        print_report(one)
-        if used is not None:
-            print_usage(used, own, console=console_for(None))
+        print_report(times)
+        print_usage(one.usage, one.hints, console=console_for(None))

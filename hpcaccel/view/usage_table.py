@@ -72,8 +72,18 @@ def _energy(kwh: float) -> str:
     return f"{kwh:.2f} kWh" if kwh < 10 else f"{kwh:,.0f} kWh"
 
 
-def print_usage(use: Usage, advice: Sequence[str], *, console: Console) -> None:
+def print_usage(use: Usage | None, advice: Sequence[str], *, console: Console) -> None:
     """Print a table of the nodes, one of the GPUs, energy and idle time, and the advice."""
+    if use is not None:
+        _print_use(use, console)
+    if advice:
+        console.print()
+        console.print(Text("for the next run:"))
+    for line in advice:
+        console.print(Text(f"  {clean(line)}"))
+
+
+def _print_use(use: Usage, console: Console) -> None:
     console.print()
     _print_nodes(use.nodes, console)
     if use.gpus:
@@ -85,11 +95,6 @@ def print_usage(use: Usage, advice: Sequence[str], *, console: Console) -> None:
         console.print(Text(f"idle GPUs: {gpu_hours(use.idle_gpu_hours)} GPU-hours"))
     if use.energy_kwh is not None:
         console.print(Text(f"energy of the GPUs: {_energy(use.energy_kwh)}"))
-    if advice:
-        console.print()
-        console.print(Text("for the next run:"))
-    for line in advice:
-        console.print(Text(f"  {clean(line)}"))
 
 
 def _print_nodes(nodes: Sequence[NodeUsage], console: Console) -> None:
