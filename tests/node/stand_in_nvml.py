@@ -11,6 +11,10 @@ class NVMLError(Exception):
     pass
 
 
+class NVMLLibraryMismatchError(Exception):
+    """As in pynvml, this is no NVMLError."""
+
+
 @dataclass
 class FakeGpu:
     uuid: str
@@ -30,10 +34,11 @@ class FakeNvml:
     """The functions of pynvml that the sampler calls. Handles are the GPUs themselves."""
 
     NVMLError = NVMLError
+    NVMLLibraryMismatchError = NVMLLibraryMismatchError
     nvmlMemory_v2 = 2
 
-    def __init__(self, gpus: Sequence[FakeGpu], *, broken: bool = False) -> None:
-        self.gpus, self._broken = list(gpus), broken
+    def __init__(self, gpus: Sequence[FakeGpu], *, broken: bool = False, is_old: bool = False) -> None:
+        self.gpus, self._broken, self.is_old = list(gpus), broken, is_old
 
     def nvmlInit(self) -> None:
         if self._broken:
@@ -79,6 +84,11 @@ class FakeNvml:
         return _told(gpu.energy_mj)
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:
+        if self.is_old:
+            raise NVMLLibraryMismatchError("Unversioned function called and the pyNVML version does not match")
+        return self.nvmlDeviceGetComputeRunningProcesses_v2(gpu)
+
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, gpu: FakeGpu) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid) for pid in gpu.pids]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -81,6 +82,12 @@ def test_values_that_the_driver_does_not_tell_are_unknown(proc: Proc, run: RunDi
     gpu = FakeGpu(A, utilization=None, milliwatts=None, energy_mj=None, pids=[1])
     (found,) = reader(FakeNvml([gpu]), proc, run, SLURM_GPUS_ON_NODE="1").read(15.0)
     assert (found.utilization, found.power_watts, found.energy_mj, found.idle_seconds) == (None, None, None, 0.0)
+
+
+def test_processes_are_known_with_an_old_driver(proc: Proc, run: RunDir) -> None:
+    proc.add(41, rank=2)
+    (found,) = reader(FakeNvml([FakeGpu(A, pids=[41])], is_old=True), proc, run, SLURM_GPUS_ON_NODE="1").read(15.0)
+    assert found.ranks == [2]
 
 
 @pytest.mark.parametrize(("utilization", "idle"), [(0, 15.0), (1, 15.0), (2, 0.0)])
@@ -325,6 +332,43 @@ def test_local_run_is_sampled_until_it_ends(local_run: Make, monkeypatch: pytest
     assert lines[-1].memory_bytes > 1 << 20
     assert (run.dir.samples(1) / "sampler.log").read_text() == ""
     assert not _samplers(run.dir)
+
+
+HOLDS_A_GPU = """
+import json, os, time
+with open(os.environ["STAND_IN_PID"], "w") as file:
+    file.write(str(os.getpid()))
+folder = os.environ["HPCACCEL_RUN_DIR"] + "/attempts/1/samples"
+def ranks():
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    for name in names:
+        for line in open(os.path.join(folder, name)) if name.endswith(".jsonl") else ():
+            yield from (gpu["ranks"] for gpu in json.loads(line)["gpus"] if line.endswith("\\n"))
+end = time.monotonic() + 60
+while [0] not in list(ranks()) and time.monotonic() < end:
+    time.sleep(0.05)
+"""
+
+
+def test_real_pynvml_reads_a_stand_in_driver(local_run: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The rank's GPU is the second one of the driver's list: its process shows it, not its number."""
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is missing: the stand-in for NVIDIA's driver cannot be built")
+    source = Path(__file__).parent / "programs" / "stand_in_nvml.c"
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("STAND_IN_PID", str(tmp_path / "pid"))
+    monkeypatch.setenv("HPCACCEL_SAMPLE_SECONDS", "0.2")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    run = local_run(HOLDS_A_GPU)
+    assert run.run() == 0
+    (lines,) = read_samples(run.dir, 1).values()
+    first, second = lines[-1].gpus
+    assert (first.uuid, first.utilization, first.ranks) == ("GPU-00000000-aaaa", 0.0, [])
+    assert (second.uuid, second.utilization, second.ranks) == ("GPU-00000001-aaaa", 93.0, [0])
+    assert (second.memory_used, second.memory_total, second.energy_mj) == (30 * GIB, 80 * GIB, None)
+    assert (run.dir.samples(1) / "sampler.log").read_text() == ""
 
 
 KILLS_THE_SAMPLER = """

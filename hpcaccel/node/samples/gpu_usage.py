@@ -118,6 +118,8 @@ class GpuReader:
 
     def _pids(self, device: _Device) -> list[int] | None:
         found = self._ask(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(device.handle))
+        if found is None:
+            found = self._ask(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses_v2(device.handle))
         return None if found is None else [one.pid for one in found]
 
     def _find(self) -> Iterator[_Device]:
@@ -145,10 +147,10 @@ class GpuReader:
             yield _Device(handle=handle, uuid=uuid, name=name or "", mig=mig)
 
     def _ask(self, question: Callable[[], T]) -> T | None:
-        """The driver's value; None if the driver does not tell it."""
+        """The driver's value; None if the driver does not tell it, or is too old for the question."""
         try:
             return question()
-        except self._nvml.NVMLError:
+        except (self._nvml.NVMLError, self._nvml.NVMLLibraryMismatchError):
             return None
 
 
