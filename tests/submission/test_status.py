@@ -284,3 +284,17 @@ def test_array_state_summarizes_its_tasks(project: Project) -> None:
         ended(array[index], reason, "end")  # type: ignore[arg-type]
     assert (now().state, now().detail) == ("failed", "1 failed, 2 completed")
     assert [task.job_id for task in now().tasks] == ["100_0", "100_1", "100_2"]
+
+
+def test_status_has_slurms_estimate_and_the_end_of_the_time_limit(project: Project, run: Run) -> None:
+    move(project, run, JobState.PENDING, reason="Resources", start_time=5000.0, partition="gpu")
+    now = run.status()
+    assert (now.state, now.estimated_start, now.deadline, now.partition) == ("pending", 5000.0, None, "gpu")
+    started(run)
+    move(project, run, JobState.RUNNING, start_time=100.0, end_time=3700.0, time_limit_seconds=3600, partition="gpu")
+    now = run.status()
+    assert (now.state, now.estimated_start, now.deadline, now.partition) == ("running", None, 3700.0, "gpu")
+    move(project, run, JobState.RUNNING, end_time=3700.0, time_limit_seconds=None)
+    assert run.status().deadline is None
+    ended(run, "completed", "end")
+    assert (run.status().deadline, run.status().estimated_start) == (None, None)
