@@ -51,7 +51,7 @@ def action_routes(source: RunSource) -> APIRouter:
         run_id: RunId, body: Annotated[StopRequestBody | None, Body()] = None, idempotency_key: Key = None
     ) -> JsonAnswer:
         """Save and stop; then stay stopped (pause), return to the queue (requeue) or end (finish)."""
-        run = source.find(run_id)
+        run = source.steered(run_id)
         with named_requests(idempotency_key):
             run.stop("pause" if body is None else body.then)
         return _accepted(run_id, "stop")
@@ -59,7 +59,7 @@ def action_routes(source: RunSource) -> APIRouter:
     @routes.post("/runs/{run_id}/save", status_code=202, response_model=ActionAnswer)
     def save(run_id: RunId) -> JsonAnswer:
         """Save a checkpoint now and go on."""
-        source.find(run_id).save()
+        source.steered(run_id).save()
         return _accepted(run_id, "save")
 
     @routes.post("/runs/{run_id}/profile", status_code=202, response_model=ActionAnswer)
@@ -72,7 +72,7 @@ def action_routes(source: RunSource) -> APIRouter:
     @routes.post("/runs/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
     def cancel(run_id: RunId, idempotency_key: Key = None) -> JsonAnswer:
         """Cancel the run now, without a requeue. It can be resumed later."""
-        run = source.find(run_id)
+        run = source.steered(run_id)
         with named_requests(idempotency_key):
             run.cancel()
         return _accepted(run_id, "cancel")
@@ -80,12 +80,12 @@ def action_routes(source: RunSource) -> APIRouter:
     @routes.post("/runs/{run_id}/resume", status_code=202, response_model=ActionAnswer)
     def resume(run_id: RunId) -> JsonAnswer:
         """Continue the run in a new job, from its newest checkpoint."""
-        source.find(run_id).resume()
+        source.steered(run_id).resume()
         return _accepted(run_id, "resume")
 
     def _accepted(token: str, action: str) -> JsonAnswer:
         source.changed()
-        run = source.find(token)
+        run = source.steered(token)
         answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
         return JsonAnswer(answer.model_dump(), status_code=202)
 

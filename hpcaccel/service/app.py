@@ -62,7 +62,7 @@ def create_app(settings: ServiceSettings, *, page: bool | None = None) -> FastAP
         submit_routes(source, settings),
         action_routes(source),
         sweep_routes(source, settings),
-        cluster_routes(),
+        cluster_routes(source),
     ):
         routes.include_router(part)
     app.include_router(routes)
@@ -81,9 +81,10 @@ def _has_page() -> bool:
 
 
 @asynccontextmanager
-async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
     yield
+    app.state.source.remote.close()
 
 
 def _add_schemas(app: FastAPI) -> None:

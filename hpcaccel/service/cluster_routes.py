@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from hpcaccel.errors import SpecError
 from hpcaccel.service.answers import ERRORS
+from hpcaccel.service.run_source import RunSource
 from hpcaccel.spec import load_profile, profile_names
 from hpcaccel.spec.cluster.cluster_facts import load_facts
 
@@ -26,17 +27,20 @@ class ClusterRow(BaseModel):
     """Age of the stored facts; null if the cluster was not probed."""
     partitions: list[str]
     problem: str
-    """Why the profile or its facts cannot be read; empty if they can."""
+    """Why the profile, its facts, or the list of its runs behind SSH cannot be read; empty if they can."""
 
 
-def cluster_routes() -> APIRouter:
+def cluster_routes(source: RunSource) -> APIRouter:
     """The route ``/clusters``."""
     routes = APIRouter(tags=["clusters"], responses=ERRORS)
 
     @routes.get("/clusters")
     def clusters() -> list[ClusterRow]:
         """The clusters of the profiles."""
-        return [_row(name) for name in profile_names()]
+        found = [_row(name) for name in profile_names()]
+        for row in found:
+            row.problem = row.problem or source.remote.problems().get(row.name, "")
+        return found
 
     return routes
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir
-from hpcaccel.errors import RunNotFound
+from hpcaccel.errors import RunNotFound, SpecError, UserError
+from hpcaccel.service.behind_ssh.remote_runs import RemoteRun, RemoteRuns
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.service.shared_values import SharedValues
+from hpcaccel.spec import ClusterProfile, load_profile, profile_names
 from hpcaccel.submission.runs.find import FoundRun, find_run, known_runs
 from hpcaccel.submission.runs.run_handle import AnyRun, open_run
 from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
@@ -21,6 +23,7 @@ __all__ = ["SORTS", "RunSource"]
 
 SORTS = ("created", "name", "state", "job_id", "attempts", "step", "last_loss", "run_id")
 """Columns by which runs are sorted."""
+_REMOTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
 
@@ -34,12 +37,15 @@ class RunSource:
         self._pages: SharedValues[list[RunRow]] = SharedValues(seconds=1.0, most=50)
         self._overviews: SharedValues[Overview] = SharedValues(seconds=1.0, most=200)
         self._sweeps: SharedValues[SweepView] = SharedValues(seconds=1.0, most=50)
+        self.remote = RemoteRuns(_profiles_behind_ssh())
+        """Runs on the clusters of profiles with ``host``."""
         self._paths: dict[str, Path] = {}
 
     def changed(self) -> None:
         """An action has changed something: read it again for the next request."""
         for values in (self._known, self._rows, self._pages, self._overviews, self._sweeps):
             values.forget()
+        self.remote.changed()
 
     def find(self, token: str, *, only_sweeps: bool = False) -> AnyRun:
         """The run with this id, id prefix, name or job id.
@@ -48,8 +54,14 @@ class RunSource:
             only_sweeps: a name means the latest sweep of this name, even if a run has it, too.
 
         Raises:
+            UserError: the run is on a cluster behind SSH.
             RunNotFound: there is no such run; or ``token`` has characters that no id or name has, such as a slash.
         """
+        if _REMOTE.fullmatch(token):
+            raise UserError(
+                f"{token}: of a run behind SSH, the list, its overview and actions are shown here. For the rest, "
+                f"`hpcaccel logs {token}`, `hpcaccel pull {token}`, or `hpcaccel serve` on that cluster"
+            )
         if not _TOKEN.fullmatch(token) or ".." in token:
             raise RunNotFound(f"{token[:80]!r} is not the name of a run")
         path = self._paths.get(token)
@@ -59,6 +71,15 @@ class RunSource:
         if found.run_id == token:  # a name or a prefix may mean another run later
             self._paths[token] = found.path
         return found
+
+    def steered(self, token: str) -> AnyRun | RemoteRun:
+        """The run with this name, for an action; a run behind SSH is ``CLUSTER:RUN``.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        found = self.remote.find(token) if _REMOTE.fullmatch(token) else None
+        return self.find(token) if found is None else found
 
     def known(self) -> list[FoundRun]:
         """All runs and sweeps, oldest first."""
@@ -70,6 +91,8 @@ class RunSource:
         Raises:
             RunNotFound: there is no such run.
         """
+        if _REMOTE.fullmatch(token) and (there := self.remote.find(token)) is not None:
+            return self.remote.overview(there)
         run = self.find(token)
         return self._overviews.get(run.path, lambda: overview(run.dir, run.status(patient=True)))
 
@@ -83,12 +106,14 @@ class RunSource:
             name: only runs whose name or id contains this text.
             sort: one of ``SORTS``; with ``-`` in front, in descending order.
         """
-        if not states and sort == "-created":  # the usual first page: the others need not be read
+        there = self.remote.rows()
+        if not there and not states and sort == "-created":  # the usual first page: the others need not be read
             found = [run for run in reversed(self.known()) if _called(run.name, run.run_id, name)]
             page = found[offset : offset + limit]
             rows = self._pages.get(tuple(run.path for run in page), lambda: listed([run.open().dir for run in page]))
             return rows, len(found)
         every = self._rows.get("", lambda: listed([run.open().dir for run in self.known()]))
+        every = [*every, *there]
         chosen = [row for row in every if _called(row.name, row.run_id, name) and (not states or row.state in states)]
         key = sort.lstrip("-")
         chosen.sort(key=lambda row: _order(getattr(row, key)), reverse=sort.startswith("-"))
@@ -102,6 +127,16 @@ class RunSource:
         """The newest sweeps from ``offset`` on, and the number of all sweeps."""
         found = [run for run in reversed(self.known()) if run.kind == "sweep"]
         return listed([run.open().dir for run in found[offset : offset + limit]]), len(found)
+
+
+def _profiles_behind_ssh() -> Iterator[ClusterProfile]:
+    for name in profile_names():
+        try:
+            profile = load_profile(name)
+        except SpecError:
+            continue  # the list of clusters shows the problem
+        if profile is not None and profile.host is not None:
+            yield profile
 
 
 def _called(name: str, run_id: str, part: str) -> bool:

@@ -1,0 +1,66 @@
+"""``hpcaccel serve`` with a real sshd: on the laptop for all clusters, and on the login node through a tunnel."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from hpcaccel import Client
+
+from .login_node import LoginNode, free_port, wait_for
+
+TOKEN = "t" * 40
+
+
+@pytest.mark.chaos
+def test_a_service_on_the_laptop_shows_and_steers_the_runs_of_a_cluster(node: LoginNode) -> None:
+    node.project()
+    run = json.loads(node.hpcaccel("submit", "project/job.yaml", "--cluster", "alps", "--json").stdout)
+    process = node.start_command("serve", "--no-browser", HPCACCEL_SERVICE_TOKEN=TOKEN)
+    try:
+        assert process.stdout is not None
+        with Client(process.stdout.readline().strip()) as client:
+            wait_for(lambda: [row for row in client.runs().runs if row.cluster == "alps"], "the list of the cluster")
+            token = f"alps:{run['run_id']}"
+            assert client.run(token).state == "pending"
+            client.cancel(token)
+            wait_for(lambda: client.run(token).state == "cancelled", "cancelled")
+            assert node.jobs() == []
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.chaos
+def test_a_socket_on_the_login_node_is_reached_through_a_tunnel(node: LoginNode, tmp_path: Path) -> None:
+    if shutil.which("ssh") is None:
+        pytest.skip("no ssh")
+    path = tmp_path / "serve.sock"
+    process = node.start_command("serve", "--socket", str(path), "--no-browser")
+    port = free_port()
+    config = node.client / ".ssh" / "config"
+    tunnel = subprocess.Popen(["ssh", "-N", "-F", str(config), "-L", f"{port}:{path}", "alps"])
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "http://localhost:8000/\n"
+        wait_for(lambda: _answers(port), "the tunnel")
+        with Client(f"http://localhost:{port}") as client:
+            assert "local" in [row["name"] for row in client.clusters()]
+    finally:
+        tunnel.terminate()
+        tunnel.wait(timeout=60)
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}/api/v1/schema", timeout=20) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
