@@ -30,7 +30,7 @@ def test_a_service_on_the_laptop_shows_and_steers_the_runs_of_a_cluster(node: Lo
             assert client.run(token).state == "pending"
             client.cancel(token)
             wait_for(lambda: client.run(token).state == "cancelled", "cancelled")
-            assert node.jobs() == []
+            assert [job[2] for job in node.jobs()] == ["CANCELLED"]
     finally:
         process.terminate()
         process.communicate(timeout=60)
