@@ -198,6 +198,7 @@ def test_modules_import_only_from_their_row_and_rows_above(room: str, rows: dict
 
 
 NODE = {
+    "notices": ["notices"],
     "batch step": ["batch", "lease"],
     "allocation": ["allocation"],
     "environment": ["environment"],

@@ -134,6 +134,7 @@ COMMANDS = {
     "pull": CommandSource("steer", "pull"),
     "shell": CommandSource("ranks", "shell"),
     "env": CommandSource("config", "env"),
+    "notify": CommandSource("notify", "notify"),
     "status": CommandSource("runs", "status", "reads"),
     "list": CommandSource("runs", "list_", "reads"),
     "wait": CommandSource("runs", "wait", "follows"),

@@ -15,7 +15,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Watch": ("status", "list", "logs", "wait", "explain", "report", "plot", "stacks", "shell", "serve"),
     "Steer": ("stop", "save", "profile", "resume", "cancel", "pull", "clean"),
     "Sweep": ("sweep",),
-    "Cluster": ("cluster", "test"),
+    "Cluster": ("cluster", "test", "notify"),
     "Checkpoint": ("checkpoint",),
 }
 """The sections of the root page: a title, and its commands."""

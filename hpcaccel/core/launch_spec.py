@@ -1,7 +1,8 @@
 """How the ranks of a run are started: the ``launch`` section of ``spec.json``.
 
 The submission builds and stores a :class:`LaunchSpec`; the batch step, the ranks, ``status`` and the sweeps read it
-back. :func:`read_launch` also reads the user's ``resilience`` section, which ``spec.json`` stores separately.
+back. :func:`read_launch` also reads the user's sections ``resilience`` and ``notify``, which ``spec.json`` stores
+separately.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "LaunchSpec",
     "LaunchStage",
     "LaunchWatch",
+    "NoticePolicy",
     "RestartPolicy",
     "find_launch",
     "launch_of",
@@ -50,6 +52,25 @@ class RestartPolicy:
     hang_timeout_seconds: int | None = None
     chain: int | None = None
     chain_ahead: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoticePolicy:
+    """The ``notify`` section of the spec, except for mail, which Slurm sends; see ``spec.job.notify_fields``."""
+
+    events: list[str] = field(default_factory=list)
+    webhook: bool | None = None
+    """None: yes if one of the next two is set."""
+    webhook_env: str | None = None
+    """Environment variable that holds the URL."""
+    webhook_file: str | None = None
+    """File that holds the URL. Default: ``webhook.default_webhook_file()``."""
+
+    @property
+    def sends(self) -> bool:
+        """Whether the batch step sends notices to a webhook."""
+        named = self.webhook_env is not None or self.webhook_file is not None
+        return bool(self.events) and (named if self.webhook is None else self.webhook)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +127,7 @@ class LaunchComponent:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
-    """How the ranks are started. All fields except ``resilience`` are stored under their own names."""
+    """How the ranks are started. All fields except ``resilience`` and ``notify`` are stored under their own names."""
 
     kind: Literal["program", "callable"]
     program: list[str]
@@ -145,6 +166,7 @@ class LaunchSpec:
     """Arguments that follow ``program`` if there is a checkpoint; ``{newest}`` and ``{step}`` stand for its path and
     step."""
     resilience: RestartPolicy = field(default_factory=RestartPolicy)
+    notify: NoticePolicy = field(default_factory=NoticePolicy)
 
     @property
     def callable(self) -> bool:
@@ -164,7 +186,7 @@ class LaunchSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """The ``launch`` section as it is stored."""
-        return {key: value for key, value in asdict(self).items() if key != "resilience"}
+        return {key: value for key, value in asdict(self).items() if key not in ("resilience", "notify")}
 
 
 def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
@@ -179,6 +201,7 @@ def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
     try:
         launch = dict(document["launch"])
         resilience = dict(document.get("spec", {}).get("resilience") or {})
+        notify = _read(NoticePolicy, document.get("spec", {}).get("notify") or {})
         if launch.get("warning_seconds") is not None:
             resilience["warning_seconds"] = launch["warning_seconds"]
         if launch.get("container") is not None:
@@ -188,7 +211,7 @@ def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
         if launch.get("watch") is not None:
             launch["watch"] = _read(LaunchWatch, launch["watch"])
         launch["components"] = [_read(LaunchComponent, one) for one in launch.get("components", [])]
-        return _read(LaunchSpec, {**launch, "resilience": _read(RestartPolicy, resilience)})
+        return _read(LaunchSpec, {**launch, "resilience": _read(RestartPolicy, resilience), "notify": notify})
     except (KeyError, TypeError) as error:
         raise RunDirectoryError(
             f"{source} was written by an incompatible version of hpcaccel ({error!r}): "

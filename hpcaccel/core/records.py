@@ -237,6 +237,10 @@ class WorkerSeen:
     trial: int | None = None
     """The trial that has just started or ended."""
     what: Literal["", "started", "ended"] = ""
+    reason: str = ""
+    """Why the trial ended, what follows, and one sentence for the user; empty in lines of earlier releases."""
+    decision: str = ""
+    detail: str = ""
     trials: list[int] = field(default_factory=list)
     """The trials running after that event."""
 

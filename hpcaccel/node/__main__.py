@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,14 +57,16 @@ def _code(arguments: list[str]) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     # Subcommands not listed here log to standard error, because some of them print JSON lines to standard output.
-    configure(to_stderr=arguments[:1] not in (["batch"], ["supervise"], ["work"], ["trial"], ["setup-failed"]))
+    configure(
+        to_stderr=arguments[:1] not in (["batch"], ["supervise"], ["work"], ["trial"], ["setup-failed"], ["notices"])
+    )
     for commands in (_batch_step, _ranks, _node_steps):
         if (code := commands(arguments)) is not None:
             return code
     usage = (
         "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | setup-failed DIR CODE NAME | trial DESCRIPTOR | "
         "rank DIR | agent DIR | component DIR | preflight-rank DIR | preflight DIR | import-image DIR RUNTIME | "
-        "stage DIR PLACE | unstage PLACE | sample DIR ATTEMPT"
+        "stage DIR PLACE | unstage PLACE | sample DIR ATTEMPT | notices DIR SINCE"
     )
     print(f"usage: {usage}; arguments given: {' '.join(arguments)!r}", file=sys.stderr)
     return 2
@@ -97,10 +100,26 @@ def _batch_step(arguments: list[str]) -> int | None:
 
             return usage.record_setup_failure(WorkerDir(directory), exit_code=int(code), name=name)
         case ["setup-failed", directory, code, name]:
-            from hpcaccel.node.supervisor import record_setup_failure
+            return _record_setup_failure(RunDir(directory), exit_code=int(code), name=name)
+        case ["notices", directory, since]:
+            from hpcaccel.node.notices.sender import send_notices
 
-            return record_setup_failure(RunDir(directory), exit_code=int(code), name=name)
+            return send_notices(_run_or_worker(directory), since=float(since))
     return None
+
+
+def _run_or_worker(directory: str) -> RunDir:
+    return WorkerDir(directory) if RunDir(directory).is_worker else RunDir(directory)
+
+
+def _record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
+    from hpcaccel.node.notices.sender import deliver_now
+    from hpcaccel.node.supervisor import record_setup_failure
+
+    began = time.time()
+    code = record_setup_failure(run, exit_code=exit_code, name=name)
+    deliver_now(run, since=began)
+    return code
 
 
 def _supervise_trial(report_to: int) -> NoReturn:

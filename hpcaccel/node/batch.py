@@ -16,9 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from hpcaccel.core.launch_spec import find_launch
 from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.process_identity import process_start
+from hpcaccel.core.records import EXIT_CONTINUED
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import HpcaccelError
+from hpcaccel.node.notices.sender_process import SenderProcess
 
 __all__ = [
     "KILLED",
@@ -94,7 +98,17 @@ def run_batch(run: RunDir, command: Sequence[str], *, give_up: Callable[[str], i
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     take_over_signals()
-    return BatchStep([sys.executable, sys.argv[0], *command], script=run.script, give_up=give_up).run()
+    program = [sys.executable, sys.argv[0]]
+    notices = SenderProcess([*program, "notices", str(run.path)], unmarked=MARK) if _has_webhook(run) else None
+    return BatchStep([*program, *command], script=run.script, give_up=give_up, notices=notices).run()
+
+
+def _has_webhook(run: RunDir) -> bool:
+    try:
+        launch = find_launch(run)
+    except (HpcaccelError, OSError):
+        return False  # the supervisor reports the error
+    return launch is not None and launch.notify.sends
 
 
 class BatchStep:
@@ -105,19 +119,34 @@ class BatchStep:
             ``work`` the worker's index.
         script: the batch script, which a requeue on the local backend runs again.
         give_up: see ``run_batch``.
+        notices: the sender of notices, or None.
     """
 
-    def __init__(self, command: Sequence[str], *, script: Path, give_up: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        script: Path,
+        give_up: Callable[[str], int],
+        notices: SenderProcess | None = None,
+    ) -> None:
         self._command = list(command)
         self._what = {"supervise": "supervisor", "work": "worker"}[command[2]]
         self._script = script
         self._give_up = give_up
+        self._notices = notices
         self._received: set[int] = set()
         """Signals received so far. Each new child gets all of them again, and asks the scheduler what they mean."""
         self._mark = f"{os.getpid()}:{process_start(os.getpid())}:{time.time()!r}"
         os.environ[MARK] = self._mark
 
     def run(self) -> int:
+        self._keep_notices()
+        code = self._run()
+        self._end_notices(hurry=code == EXIT_CONTINUED)
+        return code
+
+    def _run(self) -> int:
         quick, starts = 0, 0
         while True:
             born = time.monotonic()
@@ -159,7 +188,18 @@ class BatchStep:
             if number != signal.SIGCHLD:
                 self._received.add(number)
                 child.send_signal(number)
+            self._keep_notices()
         return code
+
+    def _keep_notices(self) -> None:
+        if self._notices is not None:
+            self._notices.keep()
+
+    def _end_notices(self, *, hurry: bool) -> None:
+        """Let the sender of notices deliver what is left, for a limited time, which is short if Slurm ends the job."""
+        if self._notices is not None:
+            taken = bool((self._received | signal.sigpending()) & {signal.SIGTERM, signal.SIGINT})
+            self._notices.end(hurry=hurry or taken)
 
     def _wait(self, seconds: float) -> None:
         """Wait ``seconds``, or until a signal other than SIGCHLD arrives. The next child gets that signal."""
@@ -191,6 +231,7 @@ class BatchStep:
         os.environ.pop(KILLED, None)
         if (self._received | signal.sigpending()) & {signal.SIGTERM, signal.SIGINT}:
             return
+        self._end_notices(hurry=True)
         environment = {name: value for name, value in os.environ.items() if name != MARK}
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.execvpe("bash", ["bash", str(self._script)], environment)

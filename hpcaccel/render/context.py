@@ -88,6 +88,7 @@ def _directives(
     log = run_dir.slurm_log if array_size is None else run_dir.tasks / "ARRAY" / run_dir.slurm_log.name
     output = pattern(str(log)) if array_size is None else pattern(str(log.parent.parent)) + f"/%a/{log.name}"
     options: list[tuple[str, str | None]] = [("job-name", spec.name), *_nodes(spec, left_out)]
+    options += spec.notify.mail_options()
     options.append(_requeue(spec))
     options.append(("signal", f"B:USR2@{spec.warning_seconds}"))
     options.append(("open-mode", "append"))

@@ -170,7 +170,7 @@ class SweepWorker:
         run, slot = self.worker.sweep.trial(number), Slot(number=place, of=self.pack)
         self.trials[place] = Trial(run, number, slot, self.spare, variables=self._variables(slot))
         log.info(f"starting trial {number} in slot {place}")
-        self.account.trial(number, "started", trials=self._numbers())
+        self.account.started(number, trials=self._numbers())
 
     def _variables(self, slot: Slot) -> dict[str, str]:
         variables = slot.environment(os.environ, local=self.launch.local)
@@ -188,7 +188,7 @@ class SweepWorker:
             if (end := trial.poll()) is None:
                 continue
             del self.trials[place]
-            self.account.trial(trial.number, "ended", trials=self._numbers())
+            self.account.ended(trial.number, end, trials=self._numbers())
             detail = f" ({end['detail']})" if end["detail"] else ""
             log.info(f"trial {trial.number} ended: {end['reason']}{detail}; decision: {end['decision']}")
             bad = end.pop("nodes_excluded", [])

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Literal
+from typing import Any
 
 from hpcaccel.core.durable_files import append_line, read_lines
 from hpcaccel.core.launch_spec import read_launch
@@ -27,6 +27,8 @@ _NOT_AGAIN = "a worker that ends in this way twice in a row is not requeued"
 SHARE = 0.01
 """Interval between ``seen`` lines, as a fraction of the time for which the allocation has been held. If a
 worker is killed, at most about this fraction is not recorded. In its first hour a worker writes a few hundred lines."""
+DETAIL_LENGTH = 300
+"""Largest number of characters of a trial's ``detail`` that are recorded."""
 FEWEST_SECONDS, MOST_SECONDS = 1.0, 60.0
 """Shortest and longest interval between ``seen`` lines."""
 
@@ -61,10 +63,16 @@ class WorkerAccount:
         self._append(line, sync=True)
         return line
 
-    def trial(self, number: int, what: Literal["started", "ended"], *, trials: Collection[int]) -> None:
-        """Record that trial ``number`` has started or ended. ``trials`` are the trials that are running now."""
+    def started(self, number: int, *, trials: Collection[int]) -> None:
+        """Record that trial ``number`` has started. ``trials`` are the trials that are running now."""
         self._trials = trials
-        self._write(WorkerSeen(time=time.time(), trial=number, what=what, trials=sorted(trials)))
+        self._write(WorkerSeen(time=time.time(), trial=number, what="started", trials=sorted(trials)))
+
+    def ended(self, number: int, end: Mapping[str, Any], *, trials: Collection[int]) -> None:
+        """Record that trial ``number`` has ended, as its supervisor has reported it in ``end``."""
+        self._trials = trials
+        why = {name: str(end.get(name) or "")[:DETAIL_LENGTH] for name in ("reason", "decision", "detail")}
+        self._write(WorkerSeen(time=time.time(), trial=number, what="ended", trials=sorted(trials), **why))
 
     def sign(self) -> None:
         """Write a ``seen`` line if one is due. Call this often."""

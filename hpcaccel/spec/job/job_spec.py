@@ -17,6 +17,7 @@ from hpcaccel.spec.job.component_fields import ComponentName, ComponentSection
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
 from hpcaccel.spec.job.fields import Conflict, PathText, Section, checked_text, section_field
+from hpcaccel.spec.job.notify_fields import NotifySection, mail_conflicts
 from hpcaccel.spec.job.slurm import SlurmSection, SrunSection
 from hpcaccel.spec.job.training_fields import CheckpointSection, ResilienceSection, RuntimeSection
 from hpcaccel.spec.job.watch_fields import pattern_of
@@ -168,6 +169,7 @@ class JobSpec(Section):
     runtime: RuntimeSection = section_field("Settings of hpcaccel.Accelerator.")
     checkpoint: CheckpointSection = section_field("When to save and what to start from.")
     resilience: ResilienceSection = section_field("What happens after preemptions and failures.")
+    notify: NotifySection = section_field("Which events are told by mail or to a webhook.")
 
     _source: Path | None = PrivateAttr(default=None)
 
@@ -181,6 +183,7 @@ class JobSpec(Section):
             )
             found.append(Conflict("resilience.chain", advice))
         found += _watch_conflicts(values)
+        found += mail_conflicts(values)
         if values.get("container") is None:
             return found
         environment, srun, entrypoint = (_part(values, key) for key in ("environment", "srun", "entrypoint"))

@@ -35,6 +35,7 @@ _PATHS: set[KeyPath] = {
     ("environment", "venv"),
     ("runs_dir",),
     ("templates",),
+    ("notify", "webhook_file"),
 }
 _PATHS_WITH_SLASH: set[KeyPath] = {
     ("entrypoint", "command", 0),

@@ -21,6 +21,7 @@ from hpcaccel.core.progress_notes import show_note_when_slow
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import EnvironmentSection
+from hpcaccel.spec.job.notify_fields import NotifySection
 from hpcaccel.spec.job.slurm import SlurmSection, requests_gpus
 from hpcaccel.spec.yaml12 import Document, KeyPath, SourceLocation, parse_yaml
 
@@ -31,6 +32,7 @@ _RIVALS: dict[str, tuple[tuple[str, ...], ...]] = {
     "entrypoint": EntrypointSection.rivals,
     "slurm": (*SlurmSection.rivals, ("gpus_per_node", "gpus_per_task", "gres")),
     "environment": EnvironmentSection.rivals,
+    "notify": NotifySection.rivals,
 }
 
 
