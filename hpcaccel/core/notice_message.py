@@ -44,7 +44,7 @@ class Notice:
 
     @property
     def id(self) -> str:
-        """The same in each repetition, and different for each other event: a receiver can use it to drop repetitions."""
+        """The same in each repetition, and unique for each event: a receiver can use it to drop repetitions."""
         return f"{self.run}/{self.key}"
 
 

@@ -98,7 +98,9 @@ def _read(path: Path) -> str:
         raise UserError(f"{path} cannot be read: {error.strerror}. {how[0].upper()}{how[1:]}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         allowed = stat.S_IMODE(mode)
-        raise UserError(f"{path} has mode {allowed:03o}, so that others may read the webhook's URL: run chmod 600 {path}")
+        raise UserError(
+            f"{path} has mode {allowed:03o}, so that others may read the webhook's URL: run chmod 600 {path}"
+        )
     if not text:
         raise UserError(f"{path} is empty: {how}")
     return text

@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from hpcaccel.core.parent_death import dying_with_us
 
@@ -46,7 +46,11 @@ class SenderProcess:
         self._close()
         try:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, env=environment, preexec_fn=dying_with_us(), start_new_session=True
+                self._command,
+                stdin=subprocess.PIPE,
+                env=environment,
+                preexec_fn=dying_with_us(),
+                start_new_session=True,
             )
         except OSError as error:
             log.warning(f"cannot start the sender of notices: {error.strerror}")

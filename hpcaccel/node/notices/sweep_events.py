@@ -39,7 +39,8 @@ class _Account:
     """The end of each trial that ended in this worker, by number."""
 
     def read(self) -> None:
-        for line, self.offset in read_lines(self.path, offset=self.offset):
+        for line, position in read_lines(self.path, offset=self.offset):
+            self.offset = position
             self.seen = float(line.get("time", 0.0))
             if line.get("event") in ("start", "end"):
                 self.last = line

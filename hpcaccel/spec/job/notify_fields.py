@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -21,9 +22,9 @@ class NotifySection(Section):
 
     events: list[Event] = Field(
         default_factory=lambda: list(get_args(Event)),
-        description="What to tell. start: ranks start in a job; requeue: the job goes back to the queue; stop: the run "
-        "pauses; failure: an attempt failed; hang: the ranks hang; end: the run is over; idle_gpus: GPUs do nothing for "
-        "10 minutes while the run trains. Default: all.",
+        description="What to tell. start: ranks start in a job; requeue: the job goes back to the queue; stop: "
+        "the run pauses; failure: an attempt failed; hang: the ranks hang; end: the run is over; idle_gpus: GPUs do "
+        "nothing for 10 minutes while the run trains. Default: all.",
         examples=[["failure", "hang", "end"]],
     )
     mail: Word | None = Field(
@@ -55,12 +56,12 @@ class NotifySection(Section):
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
         found = super().conflicts(values)
         events = values.get("events")
-        if values.get("mail") is not None and isinstance(events, list):
-            if events and not any(str(event) in _MAIL_TYPES for event in events):
-                advice = "tells Slurm nothing: it sends no mail about these events. Add another one, or use webhook"
-                found.append(Conflict("mail", advice))
+        chosen = [str(event) for event in events] if isinstance(events, list) else []
+        if values.get("mail") is not None and chosen and not _MAIL_TYPES.keys() & set(chosen):
+            advice = "has no effect: Slurm sends no mail about these events. Add another one, or use webhook"
+            found.append(Conflict("mail", advice))
         for key in ("webhook_env", "webhook_file"):
-            if "://" in str(values.get(key) or ""):
+            if re.search(r"https?:/", str(values.get(key) or "")):  # a path, and thus without one of the slashes
                 advice = "must not be the URL itself, which is a secret: name where it is stored"
                 found.append(Conflict(key, advice))
         return found
