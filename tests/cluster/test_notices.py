@@ -30,10 +30,12 @@ if attempt == 3:
 
 
 @pytest.mark.chaos
-def test_each_event_arrives_once(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
+def test_each_event_arrives_once(
+    cluster: Cluster, lease: Lease, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     receiver = Receiver()
     run = Scenario(cluster, tmp_path, nodes=lease(1))
-    secret, program = tmp_path / "webhook", tmp_path / "program.py"
+    secret, program = tmp_path_factory.mktemp("home") / "webhook", tmp_path / "program.py"
     secret.write_text(receiver.url)
     secret.chmod(0o600)
     program.write_text(PROGRAM)
