@@ -137,6 +137,7 @@ COMMANDS = {
     "notify": CommandSource("notify", "notify"),
     "status": CommandSource("runs", "status", "reads"),
     "list": CommandSource("runs", "list_", "reads"),
+    "top": CommandSource("top", "top"),
     "wait": CommandSource("runs", "wait", "follows"),
     "explain": CommandSource("runs", "explain", "reads"),
     "clean": CommandSource("steer", "clean", "changes"),

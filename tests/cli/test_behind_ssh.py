@@ -31,7 +31,7 @@ GOES = {
     "test",
 }  # fmt: skip
 """Commands that run on the login node."""
-REFUSED = {"run", "checkpoint convert"}
+REFUSED = {"run", "top", "checkpoint convert"}
 STAYS = {
     "answer", "config default", "config show", "config to-spec", "config update", "env", "estimate-memory", "init",
     "launch", "notify",

@@ -1,0 +1,1 @@
+"""``hpcaccel top``: runs, one run and its log in a terminal."""
