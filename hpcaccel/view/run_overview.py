@@ -11,9 +11,10 @@ from typing import Any
 
 from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.submission.jobs.run_state import read_facts, read_record
+from hpcaccel.core.sweep_dir import WorkerDir
+from hpcaccel.submission.jobs.run_state import read_facts, read_record, read_worker_facts
 from hpcaccel.submission.runs.attempts import LOSS, Attempt, count, current_step, read_attempts, total_steps
-from hpcaccel.submission.runs.run_index import CachedOverview, look_at
+from hpcaccel.submission.runs.run_index import SETTLING_SECONDS, CachedOverview, look_at
 from hpcaccel.submission.runs.status import RunStatus, statuses
 from hpcaccel.view.kept_readings import KeptRows, changed_at, metrics_of
 from hpcaccel.view.life_bar import LifePart
@@ -251,13 +252,27 @@ def listed(runs: Sequence[RunDir], *, patient: bool = False) -> list[RunRow]:
         before = [(changed_at(run), look_at(run)) for run in others]
         for run, (changed, look), now in zip(others, before, statuses(others, patient=patient), strict=True):
             shown = found[run.path] = RunRow.of(overview(run, now))
-            is_over = now.ended and not now.tasks and read_facts(run).settled is not None
-            if is_over and cached is not None:
-                cached.keep(look, {name: getattr(shown, name) for name in _NAMES})
-            _KEPT_ROWS.keep(run, shown if is_over and look is not None and look.is_settled else None, changed)
+            if now.tasks:
+                is_settled = now.ended and _tasks_are_settled(run, len(now.tasks))
+            else:
+                is_over = now.ended and read_facts(run).settled is not None
+                is_settled = is_over and look is not None and look.is_settled
+                if is_over and cached is not None:
+                    cached.keep(look, {name: getattr(shown, name) for name in _NAMES})
+            _KEPT_ROWS.keep(run, shown if is_settled else None, changed)
         if cached is not None:
             cached.write()
         return [found[run.path] for run in runs]
+
+
+def _tasks_are_settled(run: RunDir, count: int) -> bool:
+    """Whether all tasks of an array, or workers of a sweep, have ended some time ago according to their files."""
+    for index in range(count):
+        task = run.task(index)
+        end = (read_worker_facts(task) if isinstance(task, WorkerDir) else read_facts(task)).settled
+        if end is None or end.time > time.time() - SETTLING_SECONDS:
+            return False
+    return True
 
 
 _KEPT_ROWS: KeptRows[RunRow] = KeptRows()

@@ -142,3 +142,20 @@ def test_rows_leave_out_long_fields(runs):
     plain = listed([runs[0].run])[0].to_json()
     assert "life" not in plain
     assert plain["at_risk"] is None
+
+
+def test_ended_array_is_kept_in_memory_until_it_is_resumed(tmp_path, monkeypatch):
+    array = HandMade(tmp_path / "runs" / "grid" / "20261120-153012-4f2a")
+    record = json.loads(array.run.record.read_text())
+    array.run.record.write_text(json.dumps({**record, "array_size": 2}))
+    array.run.tasks.mkdir()
+    tasks = [over(array.run.task(index).path) for index in range(2)]
+    assert [one.state for one in listed([array.run], patient=True)] == ["completed"]
+    real = run_overview.overview
+    monkeypatch.setattr(run_overview, "overview", lambda run, now: pytest.fail("read"))
+    assert [one.state for one in listed([array.run], patient=True)] == ["completed"]
+    monkeypatch.setattr(run_overview, "overview", real)
+    tasks[1].start(2)
+    array.run.record.unlink()
+    array.run.record.write_text(json.dumps({**record, "array_size": 2}))
+    assert [one.state for one in listed([array.run], patient=True)] == ["lost"]

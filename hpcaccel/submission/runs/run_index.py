@@ -21,7 +21,7 @@ from hpcaccel import __version__
 from hpcaccel.core.durable_files import append_bytes, atomic_write, read_lines
 from hpcaccel.core.run_dir import RunDir, state_home
 
-__all__ = ["CachedOverview", "DirectoryStat", "look_at", "places_of"]
+__all__ = ["SETTLING_SECONDS", "CachedOverview", "DirectoryStat", "look_at", "places_of"]
 
 SETTLING_SECONDS = 10.0
 """A run that changed within this time before it was read is not cached: it may change again within one tick of the
