@@ -19,6 +19,7 @@ from hpcaccel.errors import HpcaccelError, UserError
 
 if TYPE_CHECKING:
     from hpcaccel.submission.runs.clean import Cleaning, Item
+    from hpcaccel.submission.runs.run_handle import AnyRun
 
 __all__ = ["cancel", "clean", "pull", "resume", "save", "stop"]
 
@@ -51,17 +52,33 @@ def save(run: RunName) -> None:
 
 
 def resume(run: RunName, secret: Secret = None, json: Json = False) -> None:
-    """Resume a run that was stopped or cancelled or has failed, from its newest checkpoint."""
+    """Resume a run that was stopped or cancelled or has failed, from its newest checkpoint.
+
+    The run of another user, shared with `sharing: group`, continues as a new run of your own.
+    """
     found = find(run)
     if (sweep := as_sweep(found)) is not None:
         print_resumed(sweep, sweep.resume(), json=json)
         return
-    found.resume()
+    if (owner := _other_owner(found)) is not None:
+        from hpcaccel.submission.submit.continue_shared import continue_as_own
+
+        note(f"{found.run_id} belongs to {owner}: a run of your own continues from its newest checkpoint")
+        found = continue_as_own(found.dir)
+    else:
+        found.resume()
     job_id = found.job_id
     if json:
         print_json({"run_id": found.run_id, "job_id": job_id, "path": str(found.path)})
     else:
         typer.echo(f"{found.run_id} continues as job {job_id}; follow it: hpcaccel wait {found.run_id}")
+
+
+def _other_owner(run: AnyRun) -> str | None:
+    """The user who owns a run; None if it is this one."""
+    from hpcaccel.submission.runs.control import is_of_another_user, owner_of
+
+    return owner_of(run.dir) if is_of_another_user(run.dir) else None
 
 
 def cancel(run: RunName) -> None:

@@ -12,6 +12,7 @@ import fcntl
 import glob
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,6 +38,7 @@ __all__ = [
     "objects_in",
     "read_json",
     "read_lines",
+    "same_sharing",
     "temporary_files",
     "write_all",
     "write_json",
@@ -62,10 +64,14 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def atomic_write(path: Path, content: str | bytes, *, mode: int = FILE_MODE, sync: bool = True) -> None:
+def atomic_write(
+    path: Path, content: str | bytes, *, mode: int = FILE_MODE, sync: bool = True, whatever_umask: bool = False
+) -> None:
     """Replace the content of ``path`` so that a reader sees either the old or the new content. With ``sync``, this also
-    holds after a machine crash."""
+    holds after a machine crash. With ``whatever_umask``, the file has ``mode`` even if the umask is stricter."""
     with atomic_writer(path, mode=mode, sync=sync) as file:
+        if whatever_umask:
+            os.fchmod(file.fileno(), mode)
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -123,6 +129,16 @@ def make_folder(path: Path, *, within: Path | None = None, mode: int = DIRECTORY
     if run and Path(path).is_relative_to(run) and not os.path.isdir(run):
         raise FileNotFoundError(errno.ENOENT, MOVED, str(run))
     path.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
+def same_sharing(folder: Path, *, like: Path) -> None:
+    """Let the group write to ``folder`` if it may write to the folder ``like`` (``sharing: group``)."""
+    try:
+        mode = like.stat().st_mode
+    except FileNotFoundError:
+        return
+    if mode & stat.S_IWGRP:
+        folder.chmod(stat.S_IMODE(mode))
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, mode: int = FILE_MODE, sync: bool = True) -> None:

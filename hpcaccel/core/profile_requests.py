@@ -96,7 +96,7 @@ def leave_profile_request(run: RunDir, request: ProfileRequest) -> ProfileReques
     path = run.control / _OPEN
     temporary = path.with_name(f".{_OPEN}-{request.id}")
     try:
-        atomic_write(temporary, json.dumps(asdict(request)) + "\n", sync=False)
+        atomic_write(temporary, json.dumps(asdict(request)) + "\n", sync=False, whatever_umask=True)
         try:
             while True:
                 try:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.durable_files import DIRECTORY_MODE, append_line, read_lines
+from hpcaccel.core.durable_files import DIRECTORY_MODE, append_line, read_lines, same_sharing
 from hpcaccel.errors import RunDirectoryError, UserError
 
 __all__ = [
@@ -268,6 +268,7 @@ class RunDir:
             self.path.mkdir(parents=True, mode=DIRECTORY_MODE, exist_ok=False)
             for folder in (self.attempts, self.control, self.checkpoints):
                 folder.mkdir(mode=DIRECTORY_MODE)
+            same_sharing(self.control, like=RunDir(self.path.parent.parent).control)  # of the array or sweep
         except OSError as error:
             raise cannot_make(self.path, error) from None
 

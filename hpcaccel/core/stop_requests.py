@@ -7,6 +7,7 @@ up, because NFS clients may cache a name's absence for a while.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import secrets
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpcaccel.core.durable_files import atomic_write, read_json, write_json
+from hpcaccel.core.durable_files import atomic_write, read_json
 from hpcaccel.core.records import Reason, from_dict, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
@@ -43,6 +44,7 @@ LOG = logging.getLogger(__name__)
 _HONOURED = "honoured-"
 """Prefix that is added to the file name of an honoured request."""
 _SAVE = "save-"
+_THEN = ("requeue", "pause", "finish", "cancel")
 _USERS = "stop-"
 """File name prefix of a request from a user or a sweep's tuner."""
 
@@ -83,7 +85,8 @@ def leave_request(run: RunDir, request: StopRequest, *, name: str | None = None)
     """
     path = run.control / f"{_USERS}{time.time_ns()}-{name or secrets.token_hex(2)}.json"
     try:
-        write_json(path, to_dict(request))
+        text = json.dumps(to_dict(request), indent=1) + "\n"
+        atomic_write(path, text, whatever_umask=True)  # the run's owner reads it, too
     except OSError as error:
         raise RunDirectoryError(
             f"cannot write the request for run {run.run_id} to {run.control}: {error.strerror}"
@@ -102,15 +105,29 @@ def open_requests(run: RunDir, *, of_users: bool = False) -> list[tuple[str, Sto
             continue
         if of_users and not name.startswith(_USERS):
             continue
-        if (value := read_json(run.control / name)) is not None:
-            found.append((name, from_dict(StopRequest, value)))
+        if (value := _readable(run, name)) is not None:
+            found.append((name, value))
     return sorted(found, key=lambda item: item[1].time)
 
 
 def all_requests(run: RunDir) -> list[StopRequest]:
     """Requests to stop, honoured or not, oldest first."""
-    found = [read_json(run.control / name) for name in _names(run) if name.endswith(".json") and name[0] != "."]
-    return sorted((from_dict(StopRequest, value) for value in found if value), key=lambda request: request.time)
+    found = [_readable(run, name) for name in _names(run) if name.endswith(".json") and name[0] != "."]
+    return sorted((value for value in found if value is not None), key=lambda request: request.time)
+
+
+def _readable(run: RunDir, name: str) -> StopRequest | None:
+    """The request in a file. A file that cannot be read, which a group member may have written, is ignored."""
+    try:
+        value = read_json(run.control / name)
+        request = None if value is None else from_dict(StopRequest, value)
+    except (OSError, TypeError, RunDirectoryError) as error:
+        LOG.warning("ignoring the request %s: %s", run.control / name, error)
+        return None
+    if request is None or (request.then in _THEN and isinstance(request.time, int | float)):
+        return request
+    LOG.warning("ignoring the request %s: it does not say what to do, or when it was made", run.control / name)
+    return None
 
 
 def mark_honoured(run: RunDir, name: str) -> None:
@@ -126,7 +143,8 @@ def reopen(run: RunDir, name: str) -> None:
 def cancel_was_requested(run: RunDir) -> bool:
     """Whether a request to cancel was honoured. If so, the run does not continue even if its job starts again."""
     honoured = [name for name in _names(run) if name.startswith(_HONOURED) and name.endswith(".json")]
-    return any((read_json(run.control / name) or {}).get("then") == "cancel" for name in honoured)
+    found = [_readable(run, name) for name in honoured]
+    return any(request is not None and request.then == "cancel" for request in found)
 
 
 def request_state(run: RunDir, name: str) -> Literal["open", "honoured"] | None:
@@ -173,7 +191,7 @@ def leave_save_request(run: RunDir) -> None:
 def _leave_empty_file(run: RunDir, prefix: str) -> None:
     path = run.control / f"{prefix}{time.time_ns()}-{secrets.token_hex(2)}"
     try:
-        atomic_write(path, "", sync=False)
+        atomic_write(path, "", sync=False, whatever_umask=True)
     except OSError as error:
         raise RunDirectoryError(f"cannot write the request {path}: {error.strerror}") from None
 

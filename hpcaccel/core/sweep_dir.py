@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpcaccel.core.durable_files import DIRECTORY_MODE, make_folder
+from hpcaccel.core.durable_files import DIRECTORY_MODE, make_folder, same_sharing
 from hpcaccel.core.run_dir import RunDir, cannot_make, numbered_folders
 
 __all__ = ["SweepDir", "WorkerDir"]
@@ -116,3 +116,4 @@ class WorkerDir(RunDir):
         """Create missing folders."""
         for folder in (self.path, self.control):
             make_folder(folder, within=self.sweep.path)
+        same_sharing(self.control, like=self.sweep.control)

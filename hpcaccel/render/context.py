@@ -69,6 +69,7 @@ def template_names(
         "conda": environment.conda,
         "venv": environment.venv,
         "setup": environment.setup,
+        "shared": spec.sharing is not None,
         "env": list(environment.env.items()),
         "site_env": list(profile.env.items()) if profile else [],
         "secrets": environment.secrets,

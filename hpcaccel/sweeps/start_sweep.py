@@ -172,7 +172,9 @@ def start_sweep(plan: PreparedSweep, *, once: Once | Always | None = None) -> tu
 
 def _hand_in(plan: PreparedSweep, once: Once | Always) -> tuple[SweepDir, WorkerArrays]:
     indices = range(plan.workers)
-    made = new_run(plan.dir, lambda: _build(plan), name=plan.prepared.name, once=once, indices=indices)
+    made = new_run(
+        plan.dir, lambda: _build(plan), name=plan.prepared.name, once=once, indices=indices, group=plan.prepared.group
+    )
     with made as submission:
         backend = submission.holding(backend_waiting(plan.prepared.backend, plan.spec.job, plan.prepared.after))
         arrays = WorkerArrays(backend, indices)

@@ -26,9 +26,9 @@ from hpcaccel.submission.remote.remote_cluster import RemoteCluster, RemoteReque
 GOES = {
     "plan", "render", "validate --live", "submit", "logs", "pull", "shell", "status", "list", "wait", "explain",
     "clean", "report", "plot", "stop", "save", "profile", "resume", "cancel", "stacks", "sweep start", "sweep status",
-    "sweep table", "sweep best", "sweep plot", "sweep export", "sweep stop", "sweep resume", "sweep retry-failed", "sweep extend",
-    "sweep throttle", "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint pin", "checkpoint unpin",
-    "test",
+    "sweep table", "sweep best", "sweep plot", "sweep export", "sweep stop", "sweep resume", "sweep retry-failed",
+    "sweep extend", "sweep throttle", "checkpoint list", "checkpoint show", "checkpoint verify", "checkpoint pin",
+    "checkpoint unpin", "test",
 }  # fmt: skip
 """Commands that run on the login node."""
 REFUSED = {"run", "top", "checkpoint convert"}

@@ -90,7 +90,7 @@ sweep: {trials: 3}
         "gpu_bind, hint, licenses, network, oversubscribe, sockets_per_node, switches, threads_per_core, tmp, extra, "
         "time, time_min, comment, mail_type, mail_user, begin, clusters, deadline, dependency, nice, priority, wckey"
     )
-    top = "name, entrypoint, slurm, srun, components, environment, launcher, container, stage, after, code, workdir, runtime, checkpoint, resilience, notify"
+    top = "name, entrypoint, slurm, srun, components, environment, launcher, container, stage, after, code, workdir, sharing, runtime, checkpoint, resilience, notify"
     own = "modules, conda, venv, python, setup, setup_per_node, env, secrets"
     assert problems(text, "nodes=abc", whole=True) == [
         "job.yaml:2: entrypoint.script '$SCRATCH/x.py': $SCRATCH is not expanded here. Write ${env:SCRATCH}/x.py",

@@ -18,6 +18,7 @@ from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.environment_fields import EnvironmentSection
 from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, section_field, text_list
 from hpcaccel.spec.job.notify_fields import NotifySection
+from hpcaccel.spec.job.sharing_field import Sharing, sharing_field
 from hpcaccel.spec.job.slurm import SlurmSection
 from hpcaccel.spec.loading.canonical import write_yaml
 from hpcaccel.spec.loading.expand import expand
@@ -75,6 +76,7 @@ class ClusterProfile(Section):
     slurm: SlurmSection = section_field("Defaults for the spec's slurm section.")
     environment: EnvironmentSection = section_field("Defaults for the spec's environment section.")
     notify: NotifySection = section_field("Defaults for the spec's notify section.")
+    sharing: Sharing = sharing_field("Default for the spec's key sharing")
     env: dict[Variable, Text] = Field(
         default_factory=dict,
         description="Environment variables that the site needs in every job, such as NCCL_SOCKET_IFNAME.",
@@ -116,10 +118,12 @@ class ClusterProfile(Section):
 
     def defaults(self) -> Layer:
         """The defaults that this profile sets for job specs, as a layer."""
-        set_values = self.model_dump(mode="json", include={"slurm", "environment", "notify"}, exclude_unset=True)
+        set_values = self.model_dump(
+            mode="json", include={"slurm", "environment", "notify", "sharing"}, exclude_unset=True
+        )
         place = SourceLocation(str(self._source or f"cluster profile {self.name}"))
         places: dict[KeyPath, SourceLocation] = {
-            (section, key): place for section, values in set_values.items() for key in values
+            (section, key): place for section, values in set_values.items() for key in values or ()
         }
         return Layer(set_values, places)
 

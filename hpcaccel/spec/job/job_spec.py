@@ -18,6 +18,7 @@ from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
 from hpcaccel.spec.job.fields import Conflict, PathText, Section, checked_text, section_field
 from hpcaccel.spec.job.notify_fields import NotifySection, mail_conflicts
+from hpcaccel.spec.job.sharing_field import Sharing, sharing_field
 from hpcaccel.spec.job.slurm import SlurmSection, SrunSection
 from hpcaccel.spec.job.training_fields import CheckpointSection, ResilienceSection, RuntimeSection
 from hpcaccel.spec.job.watch_fields import pattern_of
@@ -166,6 +167,7 @@ class JobSpec(Section):
     workdir: PathText | None = Field(
         default=None, description="Working directory of the ranks. Default: the directory in which submit was called."
     )
+    sharing: Sharing = sharing_field("Who else may look at the run, stop it and continue it")
     runtime: RuntimeSection = section_field("Settings of hpcaccel.Accelerator.")
     checkpoint: CheckpointSection = section_field("When to save and what to start from.")
     resilience: ResilienceSection = section_field("What happens after preemptions and failures.")

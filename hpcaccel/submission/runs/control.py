@@ -6,6 +6,8 @@ A resume submits a new job, which runs the same script in the same directory and
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -38,7 +40,16 @@ from hpcaccel.submission.jobs.run_state import (
 from hpcaccel.submission.runs.scheduler_state import left_in_queue, sentence_on
 from hpcaccel.submission.runs.status import RunStatus, status
 
-__all__ = ["Then", "named_requests", "request_cancel", "request_save", "request_stop", "resume"]
+__all__ = [
+    "Then",
+    "is_of_another_user",
+    "named_requests",
+    "owner_of",
+    "request_cancel",
+    "request_save",
+    "request_stop",
+    "resume",
+]
 
 
 Then = Literal["pause", "requeue", "finish"]
@@ -82,6 +93,9 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
     for one in _request_places(run, active):
         if left[one.path] is None:
             _write(one, reason="stop", then=then)
+    if is_of_another_user(run):
+        _say_that_requested(run, now)
+        return
     waits = any(one.state in _WAITING for one in now.tasks or [now])
     if then == "pause" and waits and active and read_record(run).backend == "slurm":
         # Pending jobs leave the queue. A job that starts at this moment reads the request.
@@ -150,6 +164,9 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
     for one in _request_places(run, active):
         if left[one.path] is None:
             _write(one, reason="cancelled", then="cancel")
+    if is_of_another_user(run):
+        _say_that_requested(run, now)
+        return
     if read_record(run).backend == "local":
         for one in active:
             local.terminate(one)
@@ -158,6 +175,16 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
         cancel_waiting(slurm, _waiting(active))  # followers first, so that none starts
         for job_id in _job_ids(active, whole=run):
             slurm.cancel(job_id)
+
+
+def _say_that_requested(run: RunDir, now: RunStatus) -> None:
+    """Warn that only the request was written, because a user can cancel no other user's jobs."""
+    if any(one.state in _WAITING for one in now.tasks or [now]):
+        warnings.warn(
+            f"run {now.run_id} belongs to {owner_of(run)}, who alone can remove its pending job from the queue. The "
+            "request is saved: the job exits when it starts",
+            stacklevel=3,
+        )
 
 
 @contextmanager
@@ -223,6 +250,20 @@ def _write(run: RunDir, *, reason: Reason, then: Literal["pause", "requeue", "fi
     leave_request(run, StopRequest(reason=reason, then=then, time=time.time()), name=_REQUEST_NAME.get())
 
 
+def is_of_another_user(run: RunDir) -> bool:
+    """Whether another user owns a run, whose jobs belong to that user, too. False for root."""
+    return os.geteuid() not in (0, run.path.stat().st_uid)
+
+
+def owner_of(run: RunDir) -> str:
+    """Name of the user who owns a run; the number of a user without a name."""
+    uid = run.path.stat().st_uid
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
 def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
     """Submit a new job for a run that is paused, failed, cancelled or lost; for an array, for all such tasks.
 
@@ -237,6 +278,11 @@ def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:
         ClusterError: this machine has no Slurm, or Slurm refused the job.
         SlurmCommandError: Slurm did not respond.
     """
+    if is_of_another_user(run):
+        raise UserError(
+            f"run {run.run_id} belongs to {owner_of(run)}, and only its owner can submit its jobs. Continue it as a "
+            f"run of your own, from its newest checkpoint: hpcaccel resume {run.path}"
+        )
     parent = submission_dir(run)
     with JobSubmission(parent, slurm=slurm) as submission:
         if recover_interrupted(submission) and not status(run, slurm).ended:

@@ -129,7 +129,13 @@ def submit_prepared(prepared: PreparedSubmission, *, once: Once | Always | None 
 def _submit(prepared: PreparedSubmission, once: Once | Always) -> Path:
     indices = list(range(len(prepared.tasks))) if prepared.is_array else None
     made = new_run(
-        prepared.run, lambda: build(prepared), name=prepared.name, once=once, indices=indices, origin=prepared.origin
+        prepared.run,
+        lambda: build(prepared),
+        name=prepared.name,
+        once=once,
+        indices=indices,
+        origin=prepared.origin,
+        group=prepared.group,
     )
     with made as submission:
         first = backend_waiting(prepared.backend, prepared.tasks[0].spec, prepared.after)

@@ -38,6 +38,7 @@ from hpcaccel.submission.jobs.job_submission import JobSubmission, may_have_job,
 from hpcaccel.submission.runs.checkpoints import Origin, held
 from hpcaccel.submission.submit.idempotent import Always, Once
 from hpcaccel.submission.submit.prepare import PreparedSubmission, Task
+from hpcaccel.submission.submit.sharing import SharedGroup, group_umask, let_group_read, share
 
 __all__ = ["all_or_nothing", "build", "copy_programs", "new_record", "new_run", "publish"]
 
@@ -51,6 +52,7 @@ def new_run(
     once: Once | Always,
     indices: Sequence[int] | None,
     origin: Origin | None = None,
+    group: SharedGroup | None = None,
 ) -> Iterator[JobSubmission]:
     """Create the directory of a run or sweep; the block then submits its job. If either fails, both are undone.
 
@@ -62,6 +64,7 @@ def new_run(
         once: the key of the submission.
         indices: the tasks of an array, or the workers of a sweep.
         origin: the checkpoint from which the run starts; it is pinned.
+        group: the group that the run is shared with.
 
     Yields:
         The submission, whose intent has been written.
@@ -71,20 +74,23 @@ def new_run(
     """
     once.begin(run)
     with (
+        group_umask(group),
         JobSubmission(run) as submission,
         raise_on_signals() as restore_handlers,
         held(origin, run_id=run.run_id),
-        all_or_nothing(run),
+        all_or_nothing(run, group=group),
     ):
         submission.write_intent(indices=indices, place=temporary(run))
         build()
+        if group is not None:
+            let_group_read(run.code)
         restore_handlers()
         register(run, name=name, job_id="")  # the run can be found even if the submission is killed
         yield submission
 
 
 @contextmanager
-def all_or_nothing(run: RunDir) -> Iterator[None]:
+def all_or_nothing(run: RunDir, *, group: SharedGroup | None = None) -> Iterator[None]:
     """Create ``temporary(run)`` for the block to fill. On failure, remove the folder and the parents created for it.
 
     After the rename, the directory is kept if Slurm may have accepted the job.
@@ -102,6 +108,8 @@ def all_or_nothing(run: RunDir) -> Iterator[None]:
             raise RunDirectoryError(str(error).replace(str(place.path), str(run.path))) from None
         raise
     try:
+        if group is not None:
+            share(place, group, parents=made)
         yield
     except BaseException as error:
         if may_have_job(error) and run.submitting.exists():

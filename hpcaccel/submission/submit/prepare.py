@@ -43,6 +43,7 @@ from hpcaccel.submission.jobs.backend import Backend, SlurmBackend, refuse_array
 from hpcaccel.submission.runs.checkpoints import Origin
 from hpcaccel.submission.submit.after_runs import After, resolve_after
 from hpcaccel.submission.submit.request import LoadedRequest, Request, SpecSource, Target, load_request, new_run
+from hpcaccel.submission.submit.sharing import SharedGroup, group_of
 
 __all__ = ["PreparedSubmission", "Task", "prepare"]
 
@@ -79,6 +80,8 @@ class PreparedSubmission:
     """The runs for which the job waits."""
     advice: tuple[str, ...] = ()
     """Warnings for the user before the job runs."""
+    group: SharedGroup | None = None
+    """The group that the run is shared with."""
 
 
 def prepare(
@@ -139,6 +142,7 @@ class _Checked:
     images: list[Image | None]
     """The container image of each task."""
     after: list[After]
+    group: SharedGroup | None
     site_advice: tuple[str, ...] | None
     """Warnings from the stored facts of the cluster; None if there are no facts."""
 
@@ -187,6 +191,7 @@ def _check(
         code=code,
         images=[look_at_image(one, folder) for one in loaded.specs],
         after=after,
+        group=group_of(spec, run),
         site_advice=site_advice,
     )
 
@@ -212,6 +217,7 @@ def _assemble(
         origin=loaded.origin,
         after=tuple(checked.after),
         advice=tuple(_advice(loaded, checked)),
+        group=checked.group,
     )
 
 
