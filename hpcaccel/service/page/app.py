@@ -31,7 +31,7 @@ CONTENT = (
     "object-src 'none'; base-uri 'none'; form-action 'none'"
 )
 """The browser's own check that a page requests nothing from elsewhere."""
-_ADDRESS = re.compile(r'\b(src|href)="/(?!/)')
+_FILE = re.compile(r'\b(src|href)="/(?!/)')
 _BEGIN = """<script>(function () {
   var config = document.getElementById("_dash-config"), value = JSON.parse(config.textContent);
   value.requests_pathname_prefix = window.hpcaccelPrefix = new URL("%s", location.href).pathname;
@@ -50,7 +50,9 @@ INDEX = """<!DOCTYPE html>
   document.documentElement.setAttribute("data-mantine-color-scheme", scheme);
   window.hpcaccelScheme = scheme;
 })()</script>
-{%favicon%}
+<link rel="icon" href="data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E\
+%3Crect width='16' height='16' rx='4' fill='%234f5bd5'/%3E%3Cpath d='M4 5h8M4 8h5M4 11h3' stroke='white' \
+stroke-width='1.5' stroke-linecap='round'/%3E%3C/svg%3E">
 {%css%}
 </head>
 <body>
@@ -98,7 +100,7 @@ class _Page:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
-        if path.startswith(("/_dash-", "/assets/", "/_favicon")):
+        if path.startswith(("/_dash-", "/assets/")):
             await self._server({**scope, "path": path, "root_path": ""}, receive, send)
             return
         await (await self._answer(path, scope, receive))(scope, receive, send)
@@ -110,7 +112,7 @@ class _Page:
         if scope["method"] not in ("GET", "HEAD") or place.page == "unknown" or place.prefix != "/":
             return JSONResponse({"error": f"there is nothing at {path[:80]}"}, status_code=404)
         up = "../" * place.depth or "./"
-        text = _ADDRESS.sub(rf'\1="{up}', await self._index(scope, receive)).replace("<!--begin-->", _BEGIN % up)
+        text = _FILE.sub(rf'\1="{up}', await self._index(scope, receive)).replace("<!--begin-->", _BEGIN % up)
         return HTMLResponse(text, headers={"content-security-policy": CONTENT, "cache-control": "no-store"})
 
     async def _index(self, scope: Scope, receive: Receive) -> str:

@@ -32,6 +32,20 @@ HERE: Any = {"aria-current": "page"}
 THEME = {
     "primaryColor": "indigo",
     "defaultRadius": "sm",
+    "colors": {
+        "dark": [
+            "#e8e9ed",
+            "#b6bac4",
+            "#9095a1",
+            "#646975",
+            "#33373f",
+            "#26292f",
+            "#1a1c21",
+            "#15171b",
+            "#121417",
+            "#0f1013",
+        ],
+    },
     "fontFamily": "var(--h-sans)",
     "fontFamilyMonospace": "var(--h-mono)",
     "headings": {"fontFamily": "var(--h-sans)", "fontWeight": "600"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -11,13 +12,17 @@ from hpcaccel.core.formatting import clock_time, counted, duration
 from hpcaccel.service.page import states
 from hpcaccel.service.page.place import Place
 from hpcaccel.service.page.run_tables import plain_table
+from hpcaccel.view.life_bar import LifePart
 from hpcaccel.view.run_overview import Overview
 
 __all__ = ["attempts_list", "life_section"]
 
 PARTS = ("queued", "starting", "training", "saving", "lost", "hung", "paused")
+WAITS = ("queued", "paused")
 LEAST_PERCENT = 0.4
 """Parts are at least this wide, so that a short hang is visible in a long life."""
+LONGEST_WAIT = 0.5
+"""A pause or a wait in the queue is cut to this share of the time with nodes, and says how long it was."""
 
 
 def life_section(run: Overview) -> html.Section | None:
@@ -26,15 +31,20 @@ def life_section(run: Overview) -> html.Section | None:
         return None
     whole = sum(part.ended - part.started for part in run.life) or 1.0
     spent: dict[str, float] = defaultdict(float)
+    for part in run.life:
+        spent[part.part] += part.ended - part.started
+    longest = _longest_wait(spent)
+    shown = sum(_shown(part, longest) for part in run.life) or 1.0
     bars = []
     for part in run.life:
-        seconds = part.ended - part.started
-        spent[part.part] += seconds
+        seconds, width = part.ended - part.started, _shown(part, longest)
+        cut = width < seconds
         said = f"{part.part}, {duration(seconds)}, from {clock_time(part.started)} (attempt {part.attempt})"
         bars.append(
             html.Span(
-                className=f"life-part p-{part.part}",
-                style={"flexGrow": f"{max(100 * seconds / whole, LEAST_PERCENT):.2f}"},
+                duration(seconds) if cut else None,
+                className=f"life-part p-{part.part}" + (" is-cut" if cut else ""),
+                style={"flexGrow": f"{max(100 * width / shown, LEAST_PERCENT):.2f}"},
                 title=f"{said}\n{part.text}" if part.text else said,
             )
         )
@@ -57,6 +67,16 @@ def life_section(run: Overview) -> html.Section | None:
             html.Ul(legend, className="legend"),
         ],
     )
+
+
+def _shown(part: LifePart, longest: float) -> float:
+    seconds = part.ended - part.started
+    return min(seconds, longest) if part.part in WAITS else seconds
+
+
+def _longest_wait(spent: dict[str, float]) -> float:
+    with_nodes = sum(seconds for name, seconds in spent.items() if name not in WAITS)
+    return LONGEST_WAIT * with_nodes if with_nodes else math.inf
 
 
 def _summary(run: Overview, whole: float) -> str:

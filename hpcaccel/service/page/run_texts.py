@@ -27,6 +27,8 @@ LINES = 1000
 TAIL_BYTES = 128 << 10
 """The end of a single log file that the page shows."""
 MERGED = "merged"
+SOURCES = 4
+"""So many ranks are named above lines that they have in common."""
 
 
 def texts_layout() -> html.Section:
@@ -130,7 +132,15 @@ def _lines(client: Client, run: str, file: str) -> list[tuple[str, str]]:
     """Source and text of each line."""
     if file != MERGED:
         return [("", line) for line in client.log(run, file, -TAIL_BYTES, TAIL_BYTES).text.splitlines()]
-    return [(", ".join(line.sources), line.text) for line in client.merged_log(run, limit=LINES)]
+    return [(_source(line.sources), line.text) for line in client.merged_log(run, limit=LINES)]
+
+
+def _source(names: list[str]) -> str:
+    """Who wrote a line: ``rank 0``, ``ranks 0, 1 and 6 more``, ``supervisor``."""
+    if len(names) < 2:
+        return "".join(f"rank {name}" if name.isdigit() else name for name in names)
+    more = f" and {len(names) - SOURCES} more" if len(names) > SOURCES else ""
+    return f"ranks {', '.join(names[:SOURCES])}{more}"
 
 
 def _spans(lines: Sequence[tuple[str, str]]) -> list[Any]:

@@ -71,7 +71,7 @@
 
   /* -- the keyboard ------------------------------------------------------------------------------------------------ */
   let before = "";
-  const typing = (target) => target.closest("input, textarea, select, [contenteditable], .cm-editor");
+  const typing = (target) => target.closest("input:not([type=radio], [type=checkbox]), textarea, select, [contenteditable], .cm-editor");
   const grid = () => window.dash_ag_grid && byId("runs-grid") && window.dash_ag_grid.getApi("runs-grid");
 
   function row(step) {
