@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from typer.testing import CliRunner, Result
 from hpcaccel.cli.main import program
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.records import RunRecord, to_dict
+from hpcaccel.view import run_overview
 from hpcaccel.view.html_report.charts import Line, Mark, line_chart, ticks
 from hpcaccel.view.html_report.comparison_report import differing
 from hpcaccel.view.html_report.curves import thinned
+from hpcaccel.view.profiles import Profile
+from hpcaccel.view.usage import GpuUsage, NodeUsage, Usage
 from tests.test_recorded import Machine
 from tests.view.conftest import HandMade
 
@@ -124,6 +128,32 @@ def test_report_of_a_run_has_all_parts_and_loads_nothing(tmp_path: Path) -> None
     assert "torch==2.13.0" in page.text
     assert "abc123" in page.text
     assert any("attempt 2 continues from step 30" in text for text in page.text.splitlines())
+
+
+def test_samples_and_profiles_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = troubled(tmp_path, "20261120-153012-4f2a")
+    profile = Profile(
+        attempt=2, rank=1, state="done", first_step=41, last_step=45, path="/runs/trace.json.gz", bytes=3_100_000,
+        time=1.0, detail="",
+    )  # fmt: skip
+    node = NodeUsage(
+        node="n1", seconds=60.0, source="cgroup2", cpu_share=0.25, cpus=8, memory_peak_bytes=6_000_000_000,
+        memory_limit_bytes=100_000_000_000, io_read_bytes=None, io_write_bytes=None,
+    )  # fmt: skip
+    gpu = GpuUsage(
+        node="n1", uuid="GPU-1234", name="H100", mig=False, seconds=60.0, mean_utilization=87.0, memory_peak_bytes=None,
+        memory_total_bytes=None, idle_seconds=3600.0, idle_now=True, idle_since_step=20, energy_kwh=1.5, rank=3,
+    )  # fmt: skip
+    used = Usage(nodes=[node], gpus=[gpu], idle_gpu_hours=1.0, energy_kwh=1.5)
+    real = run_overview.overview
+    told = {"usage": used, "hints": ["used 6 of 100 GB: ask for 10G"]}
+    monkeypatch.setattr(run_overview, "overview", lambda *args, **more: replace(real(*args, **more), **told))
+    monkeypatch.setattr("hpcaccel.view.html_report.record_sections.profiles", lambda run: [profile])
+    text = written(str(made.run.path)).text
+    for shown in ("used 6 of 100 GB: ask for 10G", "25.0 %", "6.0 GB", "100.0 GB", "GPU-1234", "87 %", "since step 20"):
+        assert shown in text, shown
+    for shown in ("1.5 kWh", "1 GPU-hours idle", "41 to 45", "/runs/trace.json.gz"):
+        assert shown in text, shown
 
 
 def test_names_and_logs_are_escaped(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from hpcaccel.core.records import RunRecord
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched
 from hpcaccel.view.html_report.page_parts import Section, Table
+from hpcaccel.view.profiles import profiles
 
-__all__ = ["LONGEST_TEXT", "checkpoint_section", "provenance_sections", "text_section"]
+__all__ = ["LONGEST_TEXT", "checkpoint_section", "profile_section", "provenance_sections", "text_section"]
 
 LONGEST_TEXT = 200_000
 """Longest text of a file in the report, in characters."""
@@ -36,6 +37,24 @@ def checkpoint_section(run: RunDir) -> Section | None:
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
     table = Table(columns=[columns[place] for place in kept], rows=[[row[place] for place in kept] for row in rows])
     return Section(title="Checkpoints", table=table) if rows else None
+
+
+def profile_section(run: RunDir) -> Section | None:
+    """The profiler traces of the run; None if there are none."""
+    rows = [
+        [
+            str(one.attempt),
+            str(one.rank),
+            f"{one.first_step} to {one.last_step}",
+            one.state,
+            "" if one.path is None else size(one.bytes),
+            one.path or one.detail,
+        ]
+        for one in profiles(run)
+    ]
+    columns = [">attempt", ">rank", ">steps", "state", ">size", "trace"]
+    note = "ui.perfetto.dev opens these files."
+    return Section(title="Profiler traces", note=note, table=Table(columns=columns, rows=rows)) if rows else None
 
 
 def text_section(title: str, path: Path, *, folded: bool) -> Section | None:

@@ -34,6 +34,7 @@ from hpcaccel.view.html_report.rank_sections import rank_section, usage_sections
 from hpcaccel.view.html_report.record_sections import (
     LONGEST_TEXT,
     checkpoint_section,
+    profile_section,
     provenance_sections,
     text_section,
 )
@@ -130,6 +131,7 @@ def _sections(source: ReportedRun) -> Iterator[Section | None]:
     yield rank_section(one)
     yield from usage_sections(one)
     yield checkpoint_section(source.run)
+    yield profile_section(source.run)
     yield text_section("Spec", source.run.spec_yaml, folded=False)
     yield text_section("Batch script", source.run.script, folded=True)
     yield from provenance_sections(source.run, source.record)
