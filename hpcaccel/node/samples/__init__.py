@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hpcaccel.core.durable_files import make_folder
 from hpcaccel.core.launch_spec import LaunchSpec
@@ -27,6 +28,9 @@ __all__ = ["Samplers"]
 
 START_SECONDS = 10.0
 """How long the ranks run before the samplers start."""
+LOG = "sampler.log"
+"""Messages of the samplers. An empty file is removed at the end: a sweep has many trials, and file systems limit their
+files."""
 END_SECONDS = 0.5
 """How long the end of an attempt waits for its samplers at most."""
 
@@ -63,13 +67,17 @@ class Samplers:
     def end(self) -> None:
         """End the samplers. Slurm ends those that srun cannot reach at the end of the job."""
         self._due = None
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             return
         try:
             self._process.terminate()
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             return  # srun is still ending its step
+        log_file = self._run.samples(self._attempt) / LOG
+        with suppress(OSError):
+            if not log_file.stat().st_size:
+                log_file.unlink()
 
     def _started(self) -> subprocess.Popen[bytes]:
         folder = self._run.samples(self._attempt)
@@ -82,7 +90,7 @@ class Samplers:
             share_gpus(environment)
             command = ["srun", *one_task_a_node(self._nodes, self._avoid), SHORT_STEP, "--chdir=/", *command]
             number = signal.SIGTERM  # with which srun ends its step
-        with (folder / "sampler.log").open("ab") as output:
+        with (folder / LOG).open("ab") as output:
             return subprocess.Popen(
                 command,
                 env=environment,
