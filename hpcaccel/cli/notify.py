@@ -40,7 +40,7 @@ def notify(
     if profile is not None and profile.host is not None:
         typer.echo(f"note: jobs on {profile.name} read the webhook's URL there: test it there, too")
     _show_mail(section)
-    _send_test(_policy(section))
+    _send_test(section.policy())
 
 
 def _section(spec: Path | None, profile: ClusterProfile | None) -> NotifySection:
@@ -50,13 +50,6 @@ def _section(spec: Path | None, profile: ClusterProfile | None) -> NotifySection
     if spec is not None:
         return load_spec(spec, profile=profile).notify
     return NotifySection() if profile is None else profile.notify
-
-
-def _policy(section: NotifySection) -> NoticePolicy:
-    from hpcaccel.core.launch_spec import NoticePolicy
-
-    values = section.model_dump(mode="json", exclude={"mail"})
-    return NoticePolicy(**values)
 
 
 def _show_mail(section: NotifySection) -> None:

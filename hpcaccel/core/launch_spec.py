@@ -64,7 +64,7 @@ class NoticePolicy:
     webhook_env: str | None = None
     """Environment variable that holds the URL."""
     webhook_file: str | None = None
-    """File that holds the URL. Default: ``webhook.default_webhook_file()``."""
+    """File that holds the URL. Default: ``~/.config/hpcaccel/webhook``."""
 
     @property
     def sends(self) -> bool:

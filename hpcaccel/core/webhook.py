@@ -26,7 +26,7 @@ from hpcaccel.core.launch_spec import NoticePolicy
 from hpcaccel.core.log import MASKED, Mask
 from hpcaccel.errors import UserError
 
-__all__ = ["Answer", "default_webhook_file", "find_url", "post", "shown_host", "webhook_place"]
+__all__ = ["Answer", "find_url", "post", "shown_host", "webhook_file", "webhook_place"]
 
 SOCKET_SECONDS = 5.0
 """Time limit of each connect, send and receive."""
@@ -53,7 +53,7 @@ class Answer:
     """Whether the same request would fail again."""
 
 
-def default_webhook_file() -> Path:
+def _default_file() -> Path:
     """``$XDG_CONFIG_HOME/hpcaccel/webhook``, by default ``~/.config/hpcaccel/webhook``."""
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return Path(base) / "hpcaccel" / "webhook"
@@ -63,11 +63,12 @@ def webhook_place(policy: NoticePolicy) -> str:
     """Where the URL is stored, as a phrase for the user."""
     if policy.webhook_env is not None:
         return f"the environment variable {policy.webhook_env}"
-    return str(_file(policy))
+    return str(webhook_file(policy))
 
 
-def _file(policy: NoticePolicy) -> Path:
-    return default_webhook_file() if policy.webhook_file is None else Path(os.path.expanduser(policy.webhook_file))
+def webhook_file(policy: NoticePolicy) -> Path:
+    """The file that holds the URL, unless a variable does."""
+    return _default_file() if policy.webhook_file is None else Path(os.path.expanduser(policy.webhook_file))
 
 
 def find_url(policy: NoticePolicy, env: Mapping[str, str] = os.environ) -> str:
@@ -81,7 +82,7 @@ def find_url(policy: NoticePolicy, env: Mapping[str, str] = os.environ) -> str:
         if not url:
             raise UserError(f"{webhook_place(policy)}, which notify.webhook_env names, is not set: export it")
     else:
-        url = _read(_file(policy))
+        url = _read(webhook_file(policy))
     _check(url, where=webhook_place(policy))
     return url
 

@@ -75,3 +75,23 @@ def test_url_in_a_spec_is_refused(shell: Shell, tmp_path: Path) -> None:
     answer = shell("validate", str(tmp_path / "job.yaml"), "--cluster", "local")
     assert answer.returncode == 2
     assert "must not be the URL itself" in answer.stderr
+
+
+def test_submission_needs_a_usable_url_and_does_not_copy_its_file(
+    shell: Shell, stored: Path, receiver: Receiver
+) -> None:
+    secret = shell.write("webhook", receiver.url)
+    shell.write("train.py", "print('hello')\n")
+    spec = "name: toy\nentrypoint: {script: train.py}\nruntime: {stop: signals}\nnotify: {webhook_file: webhook}\n"
+    shell.write("job.yaml", spec)
+    secret.chmod(0o644)
+    answer = shell("submit", "job.yaml", "--cluster", "local")
+    assert answer.returncode == 2
+    assert f"notify: {secret} has mode 644, so that others may read" in answer.stderr
+    secret.chmod(0o600)
+    answer = shell("submit", "job.yaml", "--cluster", "local", "--wait")
+    assert answer.returncode == 0, answer.stderr
+    assert receiver.events == ["start:1", "end:1"]
+    files = [path for path in (shell.folder / "runs").rglob("*") if path.is_file()]
+    assert any(path.name == "train.py" for path in files)
+    assert [path for path in files if b"verySecretToken" in path.read_bytes()] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,20 @@ import pytest
 
 from hpcaccel.core.durable_files import append_line, read_json, read_lines, write_json
 from hpcaccel.core.launch_spec import NoticePolicy, launch_of
-from hpcaccel.core.records import AttemptEnd, AttemptStart, Hang, to_dict
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Hang, WorkerEnd, WorkerSeen, WorkerStart, to_dict
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.samples import IdleGpu
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.node.notices import outbox as outbox_module
+from hpcaccel.node.notices import run_events
 from hpcaccel.node.notices import sender as sender_module
 from hpcaccel.node.notices.outbox import OUTBOX, Outbox
 from hpcaccel.node.notices.run_events import RunEvents
 from hpcaccel.node.notices.sender import Sender
+from hpcaccel.node.notices.sweep_events import SweepEvents
 
 from .conftest import LocalRun, outcome
+from .sweeping import IN_TURN, Sweep
 from .test_batch import eventually, kill, supervisor_of
 from .test_supervisor import HEAD
 from .webhook_server import SECRET, Receiver
@@ -165,6 +171,102 @@ def test_message_is_for_programs_and_safe_in_a_chat(tmp_path: Path, receive: Cal
     assert "&lt;!channel&gt;" in attachment["text"]
     assert "@all" not in attachment["text"]
     assert {"title": "Step", "value": "120", "short": True} in attachment["fields"]
+
+
+def idle(uuid: str) -> IdleGpu:
+    return IdleGpu(node="n1", uuid=uuid, name="H100", seconds=720.0, since_step=40, ranks=[0])
+
+
+def test_each_idle_gpu_is_named_once(
+    tmp_path: Path, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, server = made_run(tmp_path / "run", start(1)), receive()
+    monkeypatch.setattr(sender_module, "IDLE_LOOK_SECONDS", 0.0)
+    found = [[idle("a"), idle("b")], [idle("a"), idle("b")], [idle("b"), idle("c")], []]
+    monkeypatch.setattr(run_events, "idle_now", lambda *_: found.pop(0))
+    one = sender(run, server.url)
+    for _ in range(4):
+        one.look()
+    assert [(message["event"], message.get("gpus")) for message in server.got] == [
+        ("start", None), ("idle_gpus", ["a", "b"]), ("idle_gpus", ["c"]),
+    ]  # fmt: skip
+    assert server.got[1]["text"] == "toy leaves 2 GPUs idle"
+    assert "H100 b of node n1: idle for 12 min, since step 40" in server.got[1]["detail"]
+
+
+# -- sweeps -----------------------------------------------------------------------------------------------------------
+
+
+def sweep_with(path: Path, *accounts: list[Any]) -> SweepDir:
+    sweep = SweepDir(path)
+    sweep.create()
+    write_json(sweep.spec, {"version": 1, "spec": {"name": "toy"}})
+    for index, lines in enumerate(accounts):
+        sweep.worker(index).prepare()
+        for line in lines:
+            append_line(sweep.worker(index).account, to_dict(line))
+    return sweep
+
+
+def trial_end(number: int, reason: str, moment: float) -> WorkerSeen:
+    return WorkerSeen(time=moment, trial=number, what="ended", reason=reason, decision="end", detail="no memory")
+
+
+def told(sweep: SweepDir) -> list[str]:
+    return [one.key for one in SweepEvents(sweep, ALL).notices()]
+
+
+def test_sweep_summarises_failures_and_ends_with_its_last_worker(tmp_path: Path) -> None:
+    failed = [trial_end(number, "failed", 20.0 + number) for number in range(5)]
+    now = time.time()
+    first = [WorkerStart(time=10.0, job_id="7_0"), *failed, WorkerEnd(time=now, reason="completed", decision="end")]
+    second = [WorkerStart(time=11.0, job_id="7_1"), WorkerSeen(time=now)]
+    sweep = sweep_with(tmp_path / "sweep", first, second)
+    assert told(sweep) == ["start", "failures.1", "failures.2", "failures.4"]
+    append_line(sweep.worker(1).account, to_dict(trial_end(7, "completed", now)))
+    append_line(sweep.worker(1).account, to_dict(trial_end(8, "pruned", now)))
+    append_line(sweep.worker(1).account, to_dict(WorkerEnd(time=now, reason="completed", decision="end")))
+    *_, last = SweepEvents(sweep, ALL).notices()
+    assert (last.event, last.key, last.reason) == ("end", "end.7", "completed")
+    assert last.detail == "trials: 1 completed, 5 failed, 1 pruned"
+
+
+def test_late_worker_without_trials_does_not_end_the_sweep_again(tmp_path: Path) -> None:
+    worker = [WorkerStart(time=10.0, job_id="7_0"), WorkerEnd(time=20.0, reason="completed", decision="end")]
+    late = [WorkerStart(time=30.0, job_id="7_1"), WorkerEnd(time=31.0, reason="completed", decision="end")]
+    assert told(sweep_with(tmp_path / "one", worker)) == ["start", "end.0"]
+    assert told(sweep_with(tmp_path / "two", worker, late)) == ["start", "end.0"]
+
+
+@pytest.mark.parametrize(
+    ("line", "keys"),
+    [
+        (WorkerEnd(time=20.0, reason="preempted", decision="requeue"), ["start"]),
+        (WorkerEnd(time=20.0, reason="stop", decision="pause"), ["start", "end.0"]),
+    ],
+)
+def test_requeued_worker_is_not_the_end(tmp_path: Path, line: WorkerEnd, keys: list[str]) -> None:
+    assert told(sweep_with(tmp_path / "sweep", [WorkerStart(time=10.0, job_id="7_0"), line])) == keys
+
+
+def test_sweep_tells_its_start_its_failures_and_its_end(
+    tmp_path: Path, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = receive()
+    sweep = Sweep(tmp_path, "raise SystemExit(1)", IN_TURN.format(count=2), resilience={"restart_in_place": 0})
+    path = secret_file(tmp_path / "secret", server.url)
+    document = read_json(sweep.dir.spec) or {}
+    document["spec"] |= {"name": "toy", "notify": {"events": ALL, "webhook_file": str(path)}}
+    document["spec"]["resilience"]["max_failures"] = 1
+    write_json(sweep.dir.spec, document)
+    sweep.document["spec"]["resilience"]["max_failures"] = 1
+    for number in range(2):
+        sweep.trial(number)
+    sweep.start()
+    assert sweep.wait() == 0, sweep.worker.slurm_log.read_text()
+    assert [message["event"] for message in server.got] == ["start", "failure", "failure", "end"]
+    assert server.got[2]["text"] == "sweep toy: 2 trials failed"
+    assert server.got[3]["detail"] == "trials: 2 failed"
 
 
 # -- once -------------------------------------------------------------------------------------------------------------

@@ -120,9 +120,8 @@ class SweepEvents:
         reasons = {line.get("reason") for line in over}
         reason = "completed" if reasons <= {"completed"} else str(last.get("reason"))
         ends = self._ends()
-        counts = Counter("completed" if line["reason"] == "pruned" else line["reason"] for line in ends.values())
-        pruned = sum(line["reason"] == "pruned" for line in ends.values())
-        totals = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(counts.items()))
+        counts = Counter(str(line["reason"]).replace("_", " ") for line in ends.values())
+        totals = ", ".join(f"{number} {what}" for what, number in sorted(counts.items()))
         yield self._notice(
             "stop" if last.get("decision") == "pause" else "end",
             f"end.{len(ends)}",  # the same if a late worker finds nothing to do; another one after an extension
@@ -130,7 +129,7 @@ class SweepEvents:
             moment=last["time"],
             reason=reason,
             decision=str(last.get("decision") or ""),
-            detail=f"trials: {totals or 'none'}{f' ({pruned} of them pruned)' if pruned else ''}",
+            detail=f"trials: {totals or 'none'}",
         )
 
     def _ends(self) -> dict[int, dict[str, Any]]:

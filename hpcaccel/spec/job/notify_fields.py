@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
+from hpcaccel.core.launch_spec import NoticePolicy
 from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Variable, Word
 
 __all__ = ["NotifySection", "mail_conflicts"]
@@ -65,6 +66,10 @@ class NotifySection(Section):
                 advice = "must not be the URL itself, which is a secret: name where it is stored"
                 found.append(Conflict(key, advice))
         return found
+
+    def policy(self) -> NoticePolicy:
+        """What the batch step needs of this section."""
+        return NoticePolicy(**self.model_dump(mode="json", exclude={"mail"}))
 
     def mail_options(self) -> list[tuple[str, str | None]]:
         """The options for sbatch."""

@@ -20,6 +20,7 @@ from hpcaccel.errors import SpecError, UserError
 from hpcaccel.submission.code.code_copy import CodePlan, plan_code
 from hpcaccel.submission.code.package import LOADER_SHIELD, RANK_SIDE, TRAINER_BRIDGE
 from hpcaccel.submission.entrypoint.images import IMAGES, Image, launch_container
+from hpcaccel.submission.entrypoint.webhook_secret import without_webhook
 
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
@@ -107,9 +108,10 @@ def plan_copy(spec: JobSpec, entry: Entry, *, runs_dir: Path) -> CodePlan | None
     """The code to copy; None if nothing is copied. Raises the errors of ``plan_code``."""
     if not spec.code.copy_ or entry.root is None:
         return None
-    return plan_code(
+    found = plan_code(
         entry.root, entrypoint=entry.file, include=spec.code.include, exclude=spec.code.exclude, runs_dir=runs_dir
     )
+    return without_webhook(found, spec)
 
 
 def launch_spec(

@@ -39,6 +39,7 @@ from hpcaccel.submission.entrypoint.script_lint import (
     notices_stops,
     refuse_expedite,
 )
+from hpcaccel.submission.entrypoint.webhook_secret import check_webhook
 from hpcaccel.submission.jobs.backend import Backend, SlurmBackend, refuse_arrays_of
 from hpcaccel.submission.runs.checkpoints import Origin
 from hpcaccel.submission.submit.after_runs import After, resolve_after
@@ -158,6 +159,7 @@ def _check(
     """Check the specs. Most checks use only the first: the specs of an array share resources and environment."""
     spec, base = loaded.specs[0], loaded.request.base
     check_secrets(spec)
+    check_webhook(spec)
     refuse_arrays_of(spec, is_array=array_size is not None)
     loaded.backend.check()
     folder = loaded.runs_dir
