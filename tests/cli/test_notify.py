@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Shell
+from tests.node.test_batch import eventually
 from tests.node.webhook_server import Receiver
 
 SPEC = "name: toy\nentrypoint: {command: [sleep, '1']}\n"
@@ -91,6 +92,7 @@ def test_submission_needs_a_usable_url_and_does_not_copy_its_file(
     secret.chmod(0o600)
     answer = shell("submit", "job.yaml", "--cluster", "local", "--wait")
     assert answer.returncode == 0, answer.stderr
+    eventually(lambda: len(receiver.events) == 2, "the batch step tells the end after the run's end")
     assert receiver.events == ["start:1", "end:1"]
     files = [path for path in (shell.folder / "runs").rglob("*") if path.is_file()]
     assert any(path.name == "train.py" for path in files)

@@ -71,8 +71,16 @@ class WorkerAccount:
     def ended(self, number: int, end: Mapping[str, Any], *, trials: Collection[int]) -> None:
         """Record that trial ``number`` has ended, as its supervisor has reported it in ``end``."""
         self._trials = trials
-        why = {name: str(end.get(name) or "")[:DETAIL_LENGTH] for name in ("reason", "decision", "detail")}
-        self._write(WorkerSeen(time=time.time(), trial=number, what="ended", trials=sorted(trials), **why))
+        line = WorkerSeen(
+            time=time.time(),
+            trial=number,
+            what="ended",
+            trials=sorted(trials),
+            reason=str(end.get("reason") or ""),
+            decision=str(end.get("decision") or ""),
+            detail=str(end.get("detail") or "")[:DETAIL_LENGTH],
+        )
+        self._write(line)
 
     def sign(self) -> None:
         """Write a ``seen`` line if one is due. Call this often."""
