@@ -15,7 +15,7 @@ from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.hints import hints
 from hpcaccel.view.life_bar import life, queued_since
 from hpcaccel.view.rank_states import rank_states
-from hpcaccel.view.run_pace import Pace, data_wait_share, deadline_of, has_trained, pace_of
+from hpcaccel.view.run_pace import TrainingPace, data_wait_share, deadline_of, has_trained, pace_of
 from hpcaccel.view.time_report import attempt_spans
 from hpcaccel.view.usage import usage
 from hpcaccel.view.work_at_risk import at_risk
@@ -44,7 +44,7 @@ def present_state(
     runs = active and newest is not None and newest.end is None and status.state in ("running", "stopping")
     step, total = current_step(attempts, metrics), total_steps(attempts)
     values = {name: value for name, (_, value) in metrics.last.items()}
-    pace = pace_of(metrics, spans, values, step=step, total=total) if runs else Pace()
+    pace = pace_of(metrics, spans, values, step=step, total=total) if runs else TrainingPace()
     deadline, used = deadline_of(run, status, attempts), usage(run)
     waited = data_wait_share(spans)
     waits = status.state in ("pending", "requeued")

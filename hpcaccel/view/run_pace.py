@@ -13,14 +13,14 @@ from hpcaccel.submission.runs.attempts import Attempt, Metrics
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.goodput import AttemptSpan
 
-__all__ = ["Pace", "data_wait_share", "deadline_of", "has_trained", "pace_of"]
+__all__ = ["TrainingPace", "data_wait_share", "deadline_of", "has_trained", "pace_of"]
 
 TOKEN_RATES = ("tokens_per_second", "tokens_per_sec", "tokens/s", "tok/s", "tokens_per_s")
 """Names under which programs log their tokens per second; the first one that was logged counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class TrainingPace:
     """How fast a run trains; None where unknown."""
 
     seconds_per_step: float | None = None
@@ -34,7 +34,7 @@ class Pace:
 
 def pace_of(
     metrics: Metrics, spans: Sequence[AttemptSpan], values: Mapping[str, float], *, step: int | None, total: int | None
-) -> Pace:
+) -> TrainingPace:
     """The pace of a running run's newest attempt: that of the newest logged lines, saves and evaluation included; if
     there are none, the median step time of rank 0."""
     seconds = None
@@ -44,7 +44,7 @@ def pace_of(
         seconds = spans[-1].timing.step_seconds
     left = None if seconds is None or step is None or total is None else seconds * max(0, total - step)
     rate = next((values[name] for name in TOKEN_RATES if math.isfinite(values.get(name, math.nan))), None)
-    return Pace(seconds_per_step=seconds, tokens_per_second=rate, eta_seconds=left)
+    return TrainingPace(seconds_per_step=seconds, tokens_per_second=rate, eta_seconds=left)
 
 
 def data_wait_share(spans: Sequence[AttemptSpan]) -> float | None:

@@ -25,7 +25,7 @@ from hpcaccel.core.durable_files import fsync_directory, make_folder
 from hpcaccel.core.formatting import shortened
 from hpcaccel.errors import CheckpointError, RuntimeMisuse
 from hpcaccel.runtime.checkpointing.export_model import Gatherer, meet_for_shards, replacing
-from hpcaccel.runtime.checkpointing.stored_state import DcpState, MainState, RankState, StoredState, nested
+from hpcaccel.runtime.checkpointing.stored_state import DcpState, MainState, RankFileState, StoredState, nested
 from hpcaccel.runtime.distributed.process_group import RankGroup
 from hpcaccel.runtime.distributed.world import World
 from hpcaccel.runtime.settings import Settings
@@ -122,7 +122,7 @@ class FsdpFiles:
             return MainState(self._full, content if self._group.is_main else None, self._group)
         if not self._use_dcp:
             path = self._of_rank()
-            return RankState(path, self._ranks.run("the checkpoint cannot be loaded", lambda: _read(path)))
+            return RankFileState(path, self._ranks.run("the checkpoint cannot be loaded", lambda: _read(path)))
         inside = self._directory.name == self._numbered
         path = self._directory if inside else self._directory / self._numbered
         return self._ranks.run("the checkpoint cannot be loaded", lambda: _open_dcp(path))

@@ -21,7 +21,7 @@ from hpcaccel.runtime.checkpointing.load_model import copy_part
 from hpcaccel.runtime.distributed.device_mesh import is_dtensor
 from hpcaccel.runtime.distributed.process_group import RankGroup
 
-__all__ = ["DcpState", "MainState", "RankState", "StoredState", "Way", "flat", "nested", "put_together"]
+__all__ = ["DcpState", "MainState", "RankFileState", "StoredState", "Way", "flat", "nested", "put_together"]
 
 Way = tuple[str, ...]
 
@@ -118,7 +118,7 @@ class MainState:
         copy_part(target, whole)
 
 
-class RankState:
+class RankFileState:
     """A state dict with this rank's own shards, read from a file of its own.
 
     Args:
