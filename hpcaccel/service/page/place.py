@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 __all__ = ["Place", "place_of"]
 
 _ADDRESS = re.compile(
-    r"(?P<prefix>/(?:.*/)?)(?:(?P<kind>run|sweep)/(?P<ident>[A-Za-z0-9][A-Za-z0-9._+-]{0,127})|(?P<top>sweeps|submit))?"
+    r"(?P<prefix>/(?:.*/)?)(?:(?P<kind>run|sweep)/(?P<ident>[A-Za-z0-9][A-Za-z0-9._+:-]{0,255})|(?P<top>sweeps|submit))?"
 )
 
 
@@ -22,7 +22,7 @@ class Place:
     service does not know."""
     page: str
     ident: str = ""
-    """The run's or the sweep's id."""
+    """The run's or the sweep's id; of another cluster's run ``CLUSTER:RUN``."""
 
     def href(self, page: str, ident: str = "") -> str:
         """The path of another page."""
@@ -42,6 +42,7 @@ class Place:
 
 def place_of(path: str) -> Place:
     """The page at ``path``, a path as the browser or the service sees it."""
+    path = unquote(path)
     found = _ADDRESS.fullmatch(path)
     if found is None:
         return Place(prefix=path.rpartition("/")[0] + "/", page="unknown")

@@ -21,7 +21,7 @@ from hpcaccel.view.metric_buckets import Bucket
 
 __all__ = ["curves_layout", "figure", "register_curves"]
 
-BUCKETS = 600
+BUCKETS = 400
 """Points of a curve. SVG draws up to some thousands without effort."""
 THROUGHPUT = ("tokens_per_second", "tokens_per_sec", "tok/s", "samples_per_second", "throughput", "steps_per_second")
 PALETTE = ("var(--accent)", "var(--green)")
@@ -121,7 +121,7 @@ def figure(curve: Sequence[Bucket], index: int) -> go.Figure:
         template=None, showlegend=False, margin={"l": 48, "r": 12, "t": 8, "b": 30}, hovermode="x",
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", uirevision="keep",
         font={"family": "var(--h-sans), sans-serif", "size": 11, "color": "#868a96"},
-        xaxis={**axis, "showgrid": False, "nticks": 6}, yaxis={**axis, "nticks": 5},
+        xaxis={**axis, "showgrid": False, "nticks": 6}, yaxis={**axis, "nticks": 5, "rangemode": ("normal", "tozero")[index]},
     )  # fmt: skip
     return made
 
