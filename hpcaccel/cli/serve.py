@@ -58,19 +58,6 @@ def serve(
             f"serve needs {error.name}, which is not installed for {sys.executable}: pip install 'hpcaccel[ui]'"
         ) from None
 
-    def started(link: str, ways: list[str]) -> None:
-        typer.echo(link)
-        if socket is not None:
-            note(f"the service is on {socket.absolute()}; on your own computer:")
-        elif ways:
-            note("on your own computer:")
-        for way in ways:
-            note(f"  {way}")
-        note("then open the link. Ctrl-C ends the service; runs go on" if ways else "Ctrl-C ends it; runs go on")
-        sys.stdout.flush()
-        if open_:
-            typer.launch(link)
-
     folder: AbstractContextManager[Path | None]
     if demo:
         from hpcaccel.service.demo_runs import demo_runs
@@ -85,5 +72,20 @@ def serve(
             base_path=base_path,
             hosts=allow_host or [],
             runs_dir=None if place is None else place.absolute(),
-            started=started,
+            started=lambda link, ways: _announce(link, ways, socket, in_browser=open_),
         )
+
+
+def _announce(link: str, ways: list[str], socket: Path | None, *, in_browser: bool) -> None:
+    """Print the link, and how to reach it from another computer."""
+    typer.echo(link)
+    if socket is not None:
+        note(f"the service is on {socket.absolute()}; on your own computer:")
+    elif ways:
+        note("on your own computer:")
+    for way in ways:
+        note(f"  {way}")
+    note("then open the link. Ctrl-C ends the service; runs go on" if ways else "Ctrl-C ends it; runs go on")
+    sys.stdout.flush()
+    if in_browser:
+        typer.launch(link)

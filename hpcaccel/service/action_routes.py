@@ -13,7 +13,7 @@ from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.spec_requests import KEY
 from hpcaccel.submission.runs.control import named_requests
 
-__all__ = ["ActionAnswer", "action_routes"]
+__all__ = ["ActionAnswer", "accepted", "action_routes"]
 
 Key = Annotated[
     str | None, Header(pattern=KEY, description="A repeated request with the same key has no second effect.")
@@ -42,6 +42,14 @@ class ProfileBody(BaseModel):
     ranks: list[int] = Field(default=[0], min_length=1, max_length=16)
 
 
+def accepted(source: RunSource, token: str, action: str) -> JsonAnswer:
+    """The answer to an action that was accepted."""
+    source.changed()
+    run = source.steered(token)
+    answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
+    return JsonAnswer(answer.model_dump(), status_code=202)
+
+
 def action_routes(source: RunSource) -> APIRouter:
     """The routes ``POST /runs/{run_id}/ACTION``."""
     routes = APIRouter(tags=["actions"], responses=ERRORS)
@@ -54,20 +62,20 @@ def action_routes(source: RunSource) -> APIRouter:
         run = source.steered(run_id)
         with named_requests(idempotency_key):
             run.stop("pause" if body is None else body.then)
-        return _accepted(run_id, "stop")
+        return accepted(source, run_id, "stop")
 
     @routes.post("/runs/{run_id}/save", status_code=202, response_model=ActionAnswer)
     def save(run_id: RunId) -> JsonAnswer:
         """Save a checkpoint now and go on."""
         source.steered(run_id).save()
-        return _accepted(run_id, "save")
+        return accepted(source, run_id, "save")
 
     @routes.post("/runs/{run_id}/profile", status_code=202, response_model=ActionAnswer)
     def profile(run_id: RunId, body: Annotated[ProfileBody | None, Body()] = None) -> JsonAnswer:
         """Record the next steps of some ranks with torch's profiler, into the run directory, and go on."""
         asked = ProfileBody() if body is None else body
         source.find(run_id).profile(steps=asked.steps, ranks=asked.ranks)
-        return _accepted(run_id, "profile")
+        return accepted(source, run_id, "profile")
 
     @routes.post("/runs/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
     def cancel(run_id: RunId, idempotency_key: Key = None) -> JsonAnswer:
@@ -75,18 +83,12 @@ def action_routes(source: RunSource) -> APIRouter:
         run = source.steered(run_id)
         with named_requests(idempotency_key):
             run.cancel()
-        return _accepted(run_id, "cancel")
+        return accepted(source, run_id, "cancel")
 
     @routes.post("/runs/{run_id}/resume", status_code=202, response_model=ActionAnswer)
     def resume(run_id: RunId) -> JsonAnswer:
         """Continue the run in a new job, from its newest checkpoint."""
         source.steered(run_id).resume()
-        return _accepted(run_id, "resume")
-
-    def _accepted(token: str, action: str) -> JsonAnswer:
-        source.changed()
-        run = source.steered(token)
-        answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
-        return JsonAnswer(answer.model_dump(), status_code=202)
+        return accepted(source, run_id, "resume")
 
     return routes

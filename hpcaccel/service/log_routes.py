@@ -84,7 +84,8 @@ def log_routes(source: RunSource) -> APIRouter:
         The id of an event is the next offset: a browser that reconnects goes on there.
         """
         path = await anyio.to_thread.run_sync(_log, source, run_id, name)
-        begin = int(last_event_id) if (last_event_id or "").isdecimal() and len(last_event_id or "") < 18 else offset
+        last = last_event_id or ""
+        begin = int(last) if last.isdecimal() and len(last) < 18 else offset
         follower = _Follower(source, run_id, path, max(0, begin) if begin >= 0 else begin)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(follower.events(request), media_type="text/event-stream", headers=headers)

@@ -9,7 +9,7 @@ from fastapi.responses import PlainTextResponse, Response
 from pydantic import BaseModel, Field
 
 from hpcaccel.errors import UserError
-from hpcaccel.service.action_routes import ActionAnswer
+from hpcaccel.service.action_routes import ActionAnswer, accepted
 from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
@@ -82,25 +82,19 @@ def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
     def stop(run_id: RunId) -> JsonAnswer:
         """Let the trials save and stop; resume continues them."""
         _sweep(source, run_id).stop()
-        return _accepted(run_id, "stop")
+        return accepted(source, run_id, "stop")
 
     @routes.post("/sweeps/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
     def cancel(run_id: RunId) -> JsonAnswer:
         """End the workers now; resume continues the trials from their checkpoints."""
         _sweep(source, run_id).cancel()
-        return _accepted(run_id, "cancel")
+        return accepted(source, run_id, "cancel")
 
     @routes.post("/sweeps/{run_id}/resume", status_code=202, response_model=ActionAnswer)
     def resume(run_id: RunId, body: Annotated[ResumeBody | None, Body()] = None) -> JsonAnswer:
         """Continue the sweep with new workers; an override such as sweep.max_trials=200 allows more trials."""
         _sweep(source, run_id).resume(changes=[] if body is None else body.overrides)
-        return _accepted(run_id, "resume")
-
-    def _accepted(token: str, action: str) -> JsonAnswer:
-        source.changed()
-        run = source.find(token)
-        answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
-        return JsonAnswer(answer.model_dump(), status_code=202)
+        return accepted(source, run_id, "resume")
 
     return routes
 
