@@ -18,7 +18,8 @@ from hpcaccel.slurm.queue_cache import Queue
 from hpcaccel.slurm.queue_cache_files import shared_files
 from hpcaccel.slurm.states import JobState
 from hpcaccel.submission import Run, RunArray, statuses
-from hpcaccel.submission.runs.status import RunStatus
+from hpcaccel.submission.jobs.run_state import read_facts
+from hpcaccel.submission.runs.status import RunStatus, array_status
 from tests.submission.conftest import Project
 
 
@@ -298,3 +299,13 @@ def test_status_has_slurms_estimate_and_the_end_of_the_time_limit(project: Proje
     assert run.status().deadline is None
     ended(run, "completed", "end")
     assert (run.status().deadline, run.status().estimated_start) == (None, None)
+
+
+def test_array_starts_when_its_first_task_does(run: Run) -> None:
+    facts = read_facts(run.dir)
+    tasks = [
+        RunStatus(run_id=f"x_{index}", name="x", state="pending", estimated_start=start, partition="gpu")
+        for index, start in enumerate((None, 5000.0, 4000.0))
+    ]
+    now = array_status(facts, tasks)
+    assert (now.estimated_start, now.partition) == (4000.0, "gpu")

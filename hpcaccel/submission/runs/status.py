@@ -146,6 +146,8 @@ def array_status(parent: RunState, tasks: Sequence[RunStatus]) -> RunStatus:
         tasks=tuple(tasks),
         asked=min((task.asked for task in tasks if task.asked is not None), default=None),
         note=next((task.note for task in tasks if task.note), ""),
+        partition=next((task.partition for task in tasks if task.partition), ""),
+        estimated_start=min((one.estimated_start for one in tasks if one.estimated_start is not None), default=None),
     )
 
 
