@@ -37,7 +37,7 @@ def top(
     first = None if run is None else find(run)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UserError("top needs a terminal: over SSH use ssh -t; in scripts use `hpcaccel list --json` or status")
-    from hpcaccel.top.app import TopApp
+    from hpcaccel.top.top_app import TopApp
     from hpcaccel.top.watched_runs import WatchedRuns
 
     TopApp(WatchedRuns(count), first=None if first is None else str(first.path)).run()

@@ -133,9 +133,9 @@ def run_lines(run: Overview, *, width: int, traceback: tuple[int, str] | None = 
             sums[part.part] = sums.get(part.part, 0.0) + part.ended - part.started
         lines.append(_labelled("life", life_line(run.life, room)))
         legend = Text()
-        for part, seconds in sums.items():
-            sign, style = _LIFE.get(part, ("?", ""))
-            legend.append(sign, style).append(f" {part} {duration(seconds)}  ")
+        for name, seconds in sums.items():
+            sign, style = _LIFE.get(name, ("?", ""))
+            legend.append(sign, style).append(f" {name} {duration(seconds)}  ")
         lines.append(_labelled("", legend))
     if run.at_risk is not None:
         lines.append(_labelled("at risk", run.at_risk.sentence))
@@ -208,9 +208,9 @@ def _progress_lines(run: Overview, room: int) -> Iterator[tuple[str, Text]]:
         yield _labelled("", Text("━" * full, style="green").append("─" * (room - full), "bright_black"))
     if run.last_loss is not None:
         first = "" if run.first_loss is None else f" from {number(run.first_loss)}"
-        words = f"{number(run.last_loss)}{first}  "
-        bars = sparkline([value for _, value in run.loss_tail], room - len(words))
-        yield _labelled("loss", Text(words).append(bars, "blue"))
+        losses = f"{number(run.last_loss)}{first}  "
+        bars = sparkline([value for _, value in run.loss_tail], room - len(losses))
+        yield _labelled("loss", Text(losses).append(bars, "blue"))
 
 
 def _time_lines(run: Overview) -> Iterator[tuple[str, Text]]:

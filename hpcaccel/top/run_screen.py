@@ -22,7 +22,7 @@ from hpcaccel.top.watched_runs import Action, Watched
 from hpcaccel.view.run_overview import RunRow
 
 if TYPE_CHECKING:
-    from hpcaccel.top.app import TopApp
+    from hpcaccel.top.top_app import TopApp
 
 __all__ = ["RunScreen"]
 

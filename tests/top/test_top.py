@@ -29,9 +29,9 @@ from textual.widgets import ContentSwitcher, DataTable, RichLog, Static
 from hpcaccel.cli.main import program
 from hpcaccel.core.run_dir import RunDir, register
 from hpcaccel.errors import UserError
-from hpcaccel.top.app import TopApp
 from hpcaccel.top.confirm_screen import ConfirmScreen
 from hpcaccel.top.run_screen import RunScreen
+from hpcaccel.top.top_app import TopApp
 from hpcaccel.top.watched_runs import Action, Watched, WatchedRuns
 from hpcaccel.view.look import look
 from hpcaccel.view.run_overview import RunRow, listed

@@ -15,7 +15,7 @@ from hpcaccel.cli.main import program
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.records import RunRecord, to_dict
 from hpcaccel.view import run_overview
-from hpcaccel.view.html_report.charts import Line, Mark, line_chart, ticks
+from hpcaccel.view.html_report.charts import ChartLine, Mark, line_chart, ticks
 from hpcaccel.view.html_report.comparison_report import differing
 from hpcaccel.view.html_report.curves import thinned
 from hpcaccel.view.profiles import Profile
@@ -281,10 +281,10 @@ def test_ticks_are_round_and_inside() -> None:
 
 
 def test_chart_leaves_out_values_that_are_not_finite() -> None:
-    nothing = line_chart([Line(points=[(1, float("nan"))])], x_title="step", y_title="loss")
+    nothing = line_chart([ChartLine(points=[(1, float("nan"))])], x_title="step", y_title="loss")
     assert nothing == ""
     chart = line_chart(
-        [Line(points=[(1, 1.0), (2, float("inf")), (3, 2.0)])], x_title="step", y_title="<loss>",
+        [ChartLine(points=[(1, 1.0), (2, float("inf")), (3, 2.0)])], x_title="step", y_title="<loss>",
         marks=[Mark(x=2, text="<i>"), Mark(x=9, text="outside")],
     )  # fmt: skip
     assert "inf" not in chart

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from hpcaccel.core.formatting import number
 
-__all__ = ["Line", "Mark", "bars", "line_chart", "ticks"]
+__all__ = ["ChartLine", "Mark", "bars", "line_chart", "ticks"]
 
 WIDTH, HEIGHT = 1000.0, 300.0
 """Size of the drawing area in its own units; on the page it stretches."""
@@ -23,7 +23,7 @@ FEW_POINTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ChartLine:
     """One line of a chart."""
 
     points: Sequence[tuple[float, float]]
@@ -70,7 +70,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def line_chart(
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     x_title: str,
     y_title: str,
@@ -147,7 +147,7 @@ def _mark(mark: Mark, xs: _Scale) -> Markup:
     )
 
 
-def _drawn(line: Line, points: list[tuple[float, float]], xs: _Scale, ys: _Scale) -> Markup:
+def _drawn(line: ChartLine, points: list[tuple[float, float]], xs: _Scale, ys: _Scale) -> Markup:
     parts = []
     band = [(x, low, high) for x, low, high in line.band if math.isfinite(low) and math.isfinite(high)]
     if len(band) > 1:
@@ -179,7 +179,7 @@ def _clipped(share: float) -> str:
     return _y(max(0.0, min(1.0, share)))
 
 
-def _legend(lines: Sequence[Line]) -> Markup:
+def _legend(lines: Sequence[ChartLine]) -> Markup:
     named: dict[tuple[str, str], None] = dict.fromkeys((line.name, line.style) for line in lines if line.name)
     if len(named) < 2:
         return Markup("")

@@ -8,8 +8,8 @@ from typing import Any
 
 from hpcaccel.core.formatting import clock_time, duration, number, percent, step_of
 from hpcaccel.submission.runs.attempts import LOSS
-from hpcaccel.view.html_report.charts import Line, line_chart
-from hpcaccel.view.html_report.page_parts import Page, Section, Table, paired, sealed
+from hpcaccel.view.html_report.charts import ChartLine, line_chart
+from hpcaccel.view.html_report.page_parts import Page, PageSection, Table, paired, sealed
 from hpcaccel.view.html_report.run_report import ReportedRun
 
 __all__ = ["called", "comparison_page", "differing"]
@@ -57,9 +57,9 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _sections(sources: Sequence[ReportedRun], mask: Callable[[str], str]) -> Iterator[Section | None]:
+def _sections(sources: Sequence[ReportedRun], mask: Callable[[str], str]) -> Iterator[PageSection | None]:
     names = called(sources)
-    yield Section(title="Results", table=_results(sources, names))
+    yield PageSection(title="Results", table=_results(sources, names))
     logged = list(dict.fromkeys(name for source in sources for name in source.curves.names()))
     losses = [name for name in logged if "loss" in name.lower()]
     shown = list(dict.fromkeys([*([LOSS] if LOSS in logged else []), *losses])) or logged[:1]
@@ -69,13 +69,15 @@ def _sections(sources: Sequence[ReportedRun], mask: Callable[[str], str]) -> Ite
     fields = differing([source.spec for source in sources])
     columns = ["field", *names]
     if fields:
-        yield Section(title="Differences of the specs", table=Table(columns=columns, rows=[[a, *b] for a, b in fields]))
+        yield PageSection(
+            title="Differences of the specs", table=Table(columns=columns, rows=[[a, *b] for a, b in fields])
+        )
     else:
-        yield Section(title="Differences of the specs", note="None: the specs are equal.")
+        yield PageSection(title="Differences of the specs", note="None: the specs are equal.")
     software = differing([_software(source) for source in sources])
     if software:
         rows = [[name, *values] for name, values in software]
-        yield Section(title="Differences of the software", table=Table(columns=columns, rows=rows))
+        yield PageSection(title="Differences of the software", table=Table(columns=columns, rows=rows))
 
 
 def _results(sources: Sequence[ReportedRun], names: Sequence[str]) -> Table:
@@ -108,15 +110,15 @@ def _results(sources: Sequence[ReportedRun], names: Sequence[str]) -> Table:
 
 def _chart(
     metric: str | None, sources: Sequence[ReportedRun], names: Sequence[str], mask: Callable[[str], str]
-) -> Section | None:
+) -> PageSection | None:
     """The curve of ``metric`` of every run, or of the steps per second if it is None."""
     lines = []
     for place, (name, source) in enumerate(zip(names, sources, strict=True)):
         curve = source.curves.pace() if metric is None else source.curves.kept(metric)
-        lines.append(Line(points=curve.points, band=curve.band, name=mask(name), style=f"c{place % STYLES + 1}"))
+        lines.append(ChartLine(points=curve.points, band=curve.band, name=mask(name), style=f"c{place % STYLES + 1}"))
     title = "steps/s" if metric is None else mask(metric)
     chart = line_chart(lines, x_title="step", y_title=title, from_zero=metric is None)
-    return Section(title="Throughput" if metric is None else title, chart=chart) if chart else None
+    return PageSection(title="Throughput" if metric is None else title, chart=chart) if chart else None
 
 
 def _software(source: ReportedRun) -> dict[str, Any]:

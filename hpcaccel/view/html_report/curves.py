@@ -12,7 +12,7 @@ from hpcaccel.core.metrics_reader import Logged
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.runs.attempts import Attempt
 
-__all__ = ["Curve", "RunCurves", "thinned"]
+__all__ = ["RunCurves", "StepCurve", "thinned"]
 
 MOST_POINTS = 600
 """A curve with more points is drawn with this many, each the mean of its neighbours, and an area from the lowest to the
@@ -22,7 +22,7 @@ PACE_POINTS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class StepCurve:
     """Values by step; ``band`` has the lowest and the highest value of each point if there were too many to draw."""
 
     points: list[tuple[float, float]]
@@ -50,16 +50,16 @@ class RunCurves:
         """Names of all logged metrics, in the order of their first value."""
         return list(dict.fromkeys(name for _, lines in self._sorted() for line in lines for name in line.values))
 
-    def kept(self, name: str) -> Curve:
+    def kept(self, name: str) -> StepCurve:
         """The values that count: for each step those of the newest attempt."""
         return thinned([point for number, lines in self._sorted() for point in self._part(number, lines, name, True)])
 
-    def repeated(self, name: str) -> list[Curve]:
+    def repeated(self, name: str) -> list[StepCurve]:
         """The values of steps that a later attempt repeated, one curve an attempt."""
         parts = (self._part(number, lines, name, False) for number, lines in self._sorted())
         return [thinned(points) for points in parts if points]
 
-    def pace(self) -> Curve:
+    def pace(self) -> StepCurve:
         """Steps per second over the steps, from the times of the logged lines."""
         total = sum(map(len, self._by_attempt.values()))
         width = max(1, total // PACE_POINTS)
@@ -71,7 +71,7 @@ class RunCurves:
                 seconds, steps = after.time - before.time, after.step - before.step
                 if seconds > 0 and steps > 0:
                     points.append((after.step, steps / seconds))
-        return Curve(points=points)
+        return StepCurve(points=points)
 
     def _sorted(self) -> list[tuple[int, list[metrics_reader.Line]]]:
         return sorted(self._by_attempt.items())
@@ -88,12 +88,14 @@ class RunCurves:
         ]
 
 
-def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Curve:
+def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> StepCurve:
     """A curve of at most ``most`` points. Values that are not finite are left out."""
     finite = sorted((x, y) for x, y in points if math.isfinite(y))
     if len(finite) <= most:
-        return Curve(points=finite)
+        return StepCurve(points=finite)
     every = -(-len(finite) // most)
     groups = [finite[place : place + every] for place in range(0, len(finite), every)]
     middle = [(group[len(group) // 2][0], [y for _, y in group]) for group in groups]
-    return Curve(points=[(x, sum(ys) / len(ys)) for x, ys in middle], band=[(x, min(ys), max(ys)) for x, ys in middle])
+    return StepCurve(
+        points=[(x, sum(ys) / len(ys)) for x, ys in middle], band=[(x, min(ys), max(ys)) for x, ys in middle]
+    )

@@ -14,11 +14,11 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.launch.environment_report import masked
 
 __all__ = [
-    "Block",
-    "Cell",
+    "BarBlock",
     "Fact",
     "Page",
-    "Section",
+    "PageSection",
+    "RankCell",
     "Strip",
     "Table",
     "mask_of",
@@ -54,7 +54,7 @@ class Fact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class BarBlock:
     """A part of a bar: its style, its place and size in percent of the bar, and the text that a pointer shows."""
 
     style: str
@@ -67,7 +67,7 @@ class Block:
 class Strip:
     """A bar of coloured parts with a legend (style, name, amount)."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[BarBlock]
     legend: Sequence[tuple[str, str, str]]
     first: str = ""
     last: str = ""
@@ -75,7 +75,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Cell:
+class RankCell:
     """A rank in the strip of nodes and ranks."""
 
     style: str
@@ -84,7 +84,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class PageSection:
     """A titled part of the page. The parts that it has are shown in the order of these fields."""
 
     title: str
@@ -94,7 +94,7 @@ class Section:
     """Whether the section reports a failure."""
     strip: Strip | None = None
     chart: Markup = EMPTY
-    nodes: Sequence[tuple[str, Sequence[Cell]]] = ()
+    nodes: Sequence[tuple[str, Sequence[RankCell]]] = ()
     table: Table | None = None
     lines: Sequence[str] = ()
     text: str = ""
@@ -113,11 +113,11 @@ class Page:
     progress: float | None = None
     """Share of the steps that are done, from 0 to 1."""
     facts: Sequence[Fact] = ()
-    sections: Sequence[Section] = field(default_factory=tuple)
+    sections: Sequence[PageSection] = field(default_factory=tuple)
     made: str = ""
 
 
-def paired(sections: Iterable[Section | None]) -> list[Section]:
+def paired(sections: Iterable[PageSection | None]) -> list[PageSection]:
     """The sections that exist. A narrow one without a narrow neighbour becomes wide."""
     found = [section for section in sections if section is not None]
     place = 0
@@ -139,10 +139,12 @@ def strip_of(parts: Iterable[tuple[str, str, float, str]], *, first: str = "", l
     total = sum(seconds for _, _, seconds, _ in known)
     if total <= 0:
         return None
-    blocks, sums, at = [], {}, 0.0
+    blocks: list[BarBlock] = []
+    sums: dict[tuple[str, str], float] = {}
+    at = 0.0
     for style, name, seconds, text in known:
         width = 100 * seconds / total
-        blocks.append(Block(style=style, left=round(at, 3), width=round(width, 3), text=text))
+        blocks.append(BarBlock(style=style, left=round(at, 3), width=round(width, 3), text=text))
         at += width
         sums[style, name] = sums.get((style, name), 0.0) + seconds
     legend = [(style, name, precise_duration(seconds)) for (style, name), seconds in sums.items()]

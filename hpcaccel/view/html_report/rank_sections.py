@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpcaccel.core.formatting import gpu_hours, number, percent, precise_duration, size
-from hpcaccel.view.html_report.page_parts import Cell, Section, Table
+from hpcaccel.view.html_report.page_parts import PageSection, RankCell, Table
 from hpcaccel.view.run_overview import Overview
 
 __all__ = ["rank_section", "usage_sections"]
@@ -13,9 +13,9 @@ __all__ = ["rank_section", "usage_sections"]
 MOST_RANKS = 2048
 
 
-def rank_section(one: Overview) -> Section | None:
+def rank_section(one: Overview) -> PageSection | None:
     """A strip of nodes and ranks: slow, silent and blamed ranks, and ranks with an idle GPU."""
-    nodes: dict[str, list[Cell]] = {}
+    nodes: dict[str, list[RankCell]] = {}
     for rank in one.ranks[:MOST_RANKS]:
         about = [f"rank {rank.rank}: {rank.state}"]
         about += [f"step {rank.step}"] if rank.step is not None else []
@@ -23,7 +23,7 @@ def rank_section(one: Overview) -> Section | None:
         about += [rank.gpu] if rank.gpu else []
         about += ["its GPU is idle"] if rank.idle_gpu else []
         style = "idle" if rank.idle_gpu and rank.state in ("ok", "ended") else rank.state
-        nodes.setdefault(rank.node or "unknown node", []).append(Cell(style, str(rank.rank), ", ".join(about)))
+        nodes.setdefault(rank.node or "unknown node", []).append(RankCell(style, str(rank.rank), ", ".join(about)))
     if not nodes:
         return None
     odd = [rank for rank in one.ranks if rank.state not in ("ok", "ended") or rank.idle_gpu]
@@ -39,10 +39,10 @@ def rank_section(one: Overview) -> Section | None:
     ]
     left_out = len(one.ranks) - MOST_RANKS
     note = f"The first {MOST_RANKS} of {len(one.ranks)} ranks." if left_out > 0 else ""
-    return Section(title="Ranks", nodes=list(nodes.items()), lines=lines, note=note)
+    return PageSection(title="Ranks", nodes=list(nodes.items()), lines=lines, note=note)
 
 
-def usage_sections(one: Overview) -> Iterator[Section]:
+def usage_sections(one: Overview) -> Iterator[PageSection]:
     """Tables of nodes and of GPUs."""
     use = one.usage
     if use is None:
@@ -54,7 +54,7 @@ def usage_sections(one: Overview) -> Iterator[Section]:
         share = "" if node.cpu_share is None else percent(node.cpu_share)
         rows.append([node.node, share, "" if node.cpus is None else number(node.cpus), memory, limit])
     if rows:
-        yield Section(
+        yield PageSection(
             title="CPUs and memory", wide=not use.gpus,
             table=Table(columns=["node", ">CPU use", ">CPUs", ">memory at most", ">limit"], rows=rows),
         )  # fmt: skip
@@ -79,4 +79,4 @@ def usage_sections(one: Overview) -> Iterator[Section]:
     if rows:
         idle_hours = f"{gpu_hours(use.idle_gpu_hours)} GPU-hours idle." if use.idle_gpu_hours else ""
         columns = ["node", "GPU", "UUID", ">rank", ">use", ">memory at most", "idle", ">energy"]
-        yield Section(title="GPUs", note=idle_hours, table=Table(columns=columns, rows=rows))
+        yield PageSection(title="GPUs", note=idle_hours, table=Table(columns=columns, rows=rows))

@@ -9,7 +9,7 @@ from hpcaccel.core.formatting import clock_time, size
 from hpcaccel.core.records import RunRecord
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched
-from hpcaccel.view.html_report.page_parts import Section, Table
+from hpcaccel.view.html_report.page_parts import PageSection, Table
 from hpcaccel.view.profiles import profiles
 
 __all__ = ["LONGEST_TEXT", "checkpoint_section", "profile_section", "provenance_sections", "text_section"]
@@ -18,7 +18,7 @@ LONGEST_TEXT = 200_000
 """Longest text of a file in the report, in characters."""
 
 
-def checkpoint_section(run: RunDir) -> Section | None:
+def checkpoint_section(run: RunDir) -> PageSection | None:
     """The checkpoints that exist; None if there are none."""
     rows = []
     for row in [*list_watched(run), *(list_checkpoints(run.checkpoints) if run.checkpoints.is_dir() else [])]:
@@ -36,10 +36,10 @@ def checkpoint_section(run: RunDir) -> Section | None:
     columns = ["checkpoint", ">step", "saved", ">size", "resumes", "condition"]
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
     table = Table(columns=[columns[place] for place in kept], rows=[[row[place] for place in kept] for row in rows])
-    return Section(title="Checkpoints", table=table) if rows else None
+    return PageSection(title="Checkpoints", table=table) if rows else None
 
 
-def profile_section(run: RunDir) -> Section | None:
+def profile_section(run: RunDir) -> PageSection | None:
     """The profiler traces of the run; None if there are none."""
     rows = [
         [
@@ -54,19 +54,19 @@ def profile_section(run: RunDir) -> Section | None:
     ]
     columns = [">attempt", ">rank", ">steps", "state", ">size", "trace"]
     note = "ui.perfetto.dev opens these files."
-    return Section(title="Profiler traces", note=note, table=Table(columns=columns, rows=rows)) if rows else None
+    return PageSection(title="Profiler traces", note=note, table=Table(columns=columns, rows=rows)) if rows else None
 
 
-def text_section(title: str, path: Path, *, folded: bool) -> Section | None:
+def text_section(title: str, path: Path, *, folded: bool) -> PageSection | None:
     """The text of a file; None if there is no such file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
-    return Section(title=title, text=text[:LONGEST_TEXT].rstrip(), folded=folded)
+    return PageSection(title=title, text=text[:LONGEST_TEXT].rstrip(), folded=folded)
 
 
-def provenance_sections(run: RunDir, record: RunRecord) -> Iterator[Section]:
+def provenance_sections(run: RunDir, record: RunRecord) -> Iterator[PageSection]:
     """What is needed to repeat the run: commit, versions, packages, jobs."""
     dirty = {True: " with uncommitted changes", False: "", None: ""}[record.git_dirty]
     branched = record.branched_from or {}
@@ -82,9 +82,9 @@ def provenance_sections(run: RunDir, record: RunRecord) -> Iterator[Section]:
         ("run directory", str(run.path)),
     ]
     rows = [[label, value] for label, value in facts if value]
-    yield Section(title="Environment", table=Table(columns=["", ""], rows=rows))
+    yield PageSection(title="Environment", table=Table(columns=["", ""], rows=rows))
     if record.packages:
         listed = "\n".join(
             f"{name}=={version}" for name, version in sorted(record.packages.items(), key=lambda pair: pair[0].lower())
         )
-        yield Section(title=f"{len(record.packages)} Python packages", text=listed, folded=True)
+        yield PageSection(title=f"{len(record.packages)} Python packages", text=listed, folded=True)

@@ -16,12 +16,12 @@ from hpcaccel.submission.runs.attempts import LOSS, Attempt
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.submission.runs.watch import describe_end
 from hpcaccel.view.goodput import PARTS
-from hpcaccel.view.html_report.charts import Line, Mark, line_chart
+from hpcaccel.view.html_report.charts import ChartLine, Mark, line_chart
 from hpcaccel.view.html_report.curves import RunCurves
 from hpcaccel.view.html_report.page_parts import (
     Fact,
     Page,
-    Section,
+    PageSection,
     Strip,
     Table,
     mask_of,
@@ -117,13 +117,13 @@ def _tokens(one: Overview) -> str:
     return "" if one.tokens_per_second is None else f"{rate(one.tokens_per_second)} tokens/s"
 
 
-def _sections(source: ReportedRun) -> Iterator[Section | None]:
+def _sections(source: ReportedRun) -> Iterator[PageSection | None]:
     one = source.overview
     yield _failure(source)
     if one.at_risk is not None:
-        yield Section(title="Work at risk", lines=[one.at_risk.sentence])
+        yield PageSection(title="Work at risk", lines=[one.at_risk.sentence])
     if one.hints:
-        yield Section(title="For the next spec", lines=one.hints)
+        yield PageSection(title="For the next spec", lines=one.hints)
     yield _life(one)
     yield from _charts(source)
     yield _time_parts(source.time)
@@ -137,7 +137,7 @@ def _sections(source: ReportedRun) -> Iterator[Section | None]:
     yield from provenance_sections(source.run, source.record)
 
 
-def _failure(source: ReportedRun) -> Section | None:
+def _failure(source: ReportedRun) -> PageSection | None:
     one = source.overview
     found = first_traceback(source.run)
     ended_badly = one.state in ("failed", "lost") or bool(one.error_class)
@@ -149,13 +149,13 @@ def _failure(source: ReportedRun) -> Section | None:
     lines += [] if end is None or not ended_badly else [f"Attempt {one.history[-1].number} {describe_end(end)}"]
     title = "What failed" if ended_badly else "The newest failure, from which the run continued"
     note = "" if found is None else f"The first rank that failed: rank {found[0]}"
-    return Section(
+    return PageSection(
         title=title, note=note, alarm=ended_badly, lines=lines, text="" if found is None else found[1][-LONGEST_TEXT:],
         folded=None if ended_badly else True,
     )  # fmt: skip
 
 
-def _life(one: Overview) -> Section | None:
+def _life(one: Overview) -> PageSection | None:
     parts = [
         (
             part.part,
@@ -172,7 +172,7 @@ def _life(one: Overview) -> Section | None:
     last = one.life[-1].ended
     strip = strip_of(parts, first=clock_time(one.life[0].started), last=clock_time(last))
     ends = [f"Attempt {past.number} {describe_end(past.end)}" for past in one.history if past.end is not None]
-    return None if strip is None else Section(title="The life of the run", strip=strip, lines=_shortened(ends))
+    return None if strip is None else PageSection(title="The life of the run", strip=strip, lines=_shortened(ends))
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -180,27 +180,27 @@ def _shortened(lines: list[str]) -> list[str]:
     return lines if len(lines) <= most else [f"{len(lines) - most} earlier attempts", *lines[-most:]]
 
 
-def _charts(source: ReportedRun) -> Iterator[Section]:
+def _charts(source: ReportedRun) -> Iterator[PageSection]:
     names = source.curves.names()
     marks = list(_marks(source.overview.history, source.mask))
     shown = [name for name in (LOSS, *(name for name in names if "loss" in name.lower())) if name in names]
     shown = list(dict.fromkeys(shown)) or names[:1]
     for name in shown[:4]:
         curve, repeated = source.curves.kept(name), source.curves.repeated(name)
-        lines = [Line(points=one.points, name="repeated by a later attempt", style="dim") for one in repeated]
-        lines.append(Line(points=curve.points, band=curve.band, name=source.mask(name)))
+        lines = [ChartLine(points=one.points, name="repeated by a later attempt", style="dim") for one in repeated]
+        lines.append(ChartLine(points=curve.points, band=curve.band, name=source.mask(name)))
         chart = line_chart(lines, x_title="step", y_title=source.mask(name), marks=marks)
         if chart:
-            yield Section(title=_title(name), chart=chart, wide=len(shown) == 1 or name == LOSS)
+            yield PageSection(title=_title(name), chart=chart, wide=len(shown) == 1 or name == LOSS)
     pace = source.curves.pace()
     tokens = next((name for name in _TOKENS if name in names), None)
     curve, title = (pace, "steps/s") if tokens is None else (source.curves.kept(tokens), "tokens/s")
     wide = len(shown) != 2
     chart = line_chart(
-        [Line(points=curve.points, style="c3")], x_title="step", y_title=title, marks=marks, from_zero=True
+        [ChartLine(points=curve.points, style="c3")], x_title="step", y_title=title, marks=marks, from_zero=True
     )
     if chart:
-        yield Section(title="Throughput", chart=chart, wide=wide)
+        yield PageSection(title="Throughput", chart=chart, wide=wide)
 
 
 def _title(name: str) -> str:
@@ -216,7 +216,7 @@ def _marks(history: list[Attempt], mask: Callable[[str], str]) -> Iterator[Mark]
             )
 
 
-def _time_parts(time: TimeReport) -> Section | None:
+def _time_parts(time: TimeReport) -> PageSection | None:
     parts = [(part, seconds) for part in PARTS if (seconds := time.seconds[part]) > 0]
     strip: Strip | None = strip_of(
         (_STYLES.get(part, "starting"), _part_name(part), seconds, f"{_part_name(part)}: {precise_duration(seconds)}")
@@ -240,7 +240,9 @@ def _time_parts(time: TimeReport) -> Section | None:
     columns = ["part", ">share", ">total", *(f">attempt {own.attempt}" for own in newest), "meaning"]
     advice = [] if time.interval is None else [line.strip() for line in interval_lines(time.interval) if line]
     table = Table(columns=columns, rows=rows)
-    return Section(title="Where the time went", strip=Strip(blocks=strip.blocks, legend=()), table=table, lines=advice)
+    return PageSection(
+        title="Where the time went", strip=Strip(blocks=strip.blocks, legend=()), table=table, lines=advice
+    )
 
 
 def _part_name(part: str) -> str:
@@ -249,7 +251,7 @@ def _part_name(part: str) -> str:
     ).replace("_", " ")
 
 
-def _attempts(one: Overview) -> Section | None:
+def _attempts(one: Overview) -> PageSection | None:
     rows = []
     for past in one.history:
         start, end = past.start, past.end
@@ -265,4 +267,4 @@ def _attempts(one: Overview) -> Section | None:
             ]
         )
     columns = [">attempt", "started", ">took", ">from step", ">to step", "nodes", "how it ended"]
-    return Section(title="Attempts", table=Table(columns=columns, rows=rows)) if rows else None
+    return PageSection(title="Attempts", table=Table(columns=columns, rows=rows)) if rows else None

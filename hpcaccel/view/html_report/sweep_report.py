@@ -9,8 +9,8 @@ from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.formatting import clock_time, gpu_hours, number, percent
 from hpcaccel.errors import UserError
 from hpcaccel.sweeps.sweep_handle import Sweep
-from hpcaccel.view.html_report.charts import Line, Mark, bars, line_chart
-from hpcaccel.view.html_report.page_parts import Fact, Page, Section, Table, mask_of, paired, sealed, spec_of
+from hpcaccel.view.html_report.charts import ChartLine, Mark, bars, line_chart
+from hpcaccel.view.html_report.page_parts import Fact, Page, PageSection, Table, mask_of, paired, sealed, spec_of
 from hpcaccel.view.sweep_view import SweepView, sweep_view
 
 __all__ = ["sweep_page"]
@@ -51,7 +51,7 @@ def _facts(seen: SweepView) -> Iterator[Fact]:
     yield Fact("GPU-hours", gpu_hours(seen.gpu_hours), budget)
 
 
-def _sections(sweep: Sweep, seen: SweepView) -> Iterator[Section | None]:
+def _sections(sweep: Sweep, seen: SweepView) -> Iterator[PageSection | None]:
     yield _best_so_far(seen)
     yield _curves(seen)
     if seen.rungs:
@@ -60,56 +60,57 @@ def _sections(sweep: Sweep, seen: SweepView) -> Iterator[Section | None]:
             (f"step {rung.step}", rung.entered / most, f"{rung.entered} reached, {rung.promoted} went on")
             for rung in seen.rungs
         ]
-        yield Section(title="Rungs", note="How many trials reached each comparison.", chart=bars(rows), wide=False)
+        yield PageSection(title="Rungs", note="How many trials reached each comparison.", chart=bars(rows), wide=False)
     if seen.importances:
         rows = [(name, share, percent(share)) for name, share in seen.importances.items()]
         note = "Share of the difference between good and other trials."
-        yield Section(title="Importances", note=note, chart=bars(rows), wide=False)
+        yield PageSection(title="Importances", note=note, chart=bars(rows), wide=False)
     if seen.best is not None:
         table = Table(
             columns=["parameter", ">value"], rows=[[name, _text(value)] for name, value in seen.best.params.items()]
         )
-        yield Section(title=f"Best parameters, trial {seen.best.number}", wide=False, table=table)
+        yield PageSection(title=f"Best parameters, trial {seen.best.number}", wide=False, table=table)
     if seen.failures:
-        rows = [[str(one[name]) for name in ("error_class", "count", "trial", "detail")] for one in seen.failures]
-        table = Table(columns=["failure", ">trials", ">newest", "detail"], rows=rows)
-        yield Section(title="Failed trials", table=table, wide=False)
+        failed = [[str(one[name]) for name in ("error_class", "count", "trial", "detail")] for one in seen.failures]
+        table = Table(columns=["failure", ">trials", ">newest", "detail"], rows=failed)
+        yield PageSection(title="Failed trials", table=table, wide=False)
     yield _trials(seen)
     if seen.best is not None:
         spec = sweep.best().to_yaml().rstrip()
-        yield Section(title="Best spec", note="Submit it as job.yaml.", text=spec, folded=False)
-    yield Section(title="Sweep file", text=sweep.dir.spec_yaml.read_text(encoding="utf-8").rstrip(), folded=True)
+        yield PageSection(title="Best spec", note="Submit it as job.yaml.", text=spec, folded=False)
+    yield PageSection(title="Sweep file", text=sweep.dir.spec_yaml.read_text(encoding="utf-8").rstrip(), folded=True)
 
 
-def _best_so_far(seen: SweepView) -> Section | None:
+def _best_so_far(seen: SweepView) -> PageSection | None:
     if not seen.best_so_far:
         return None
     steps = [*seen.best_so_far, (max(seen.gpu_hours, seen.best_so_far[-1][0]), seen.best_so_far[-1][1])]
     marks = [] if seen.budget_gpu_hours is None else [Mark(x=seen.budget_gpu_hours, text="the budget")]
     chart = line_chart(
-        [Line(points=steps, steps=True)], x_title="GPU-hours of the sweep", y_title=f"{seen.metric} ({seen.direction})",
+        [ChartLine(points=steps, steps=True)], x_title="GPU-hours of the sweep",
+        y_title=f"{seen.metric} ({seen.direction})",
         marks=marks, reach=[mark.x for mark in marks],
     )  # fmt: skip
     note = "" if seen.budget_gpu_hours is None else "The dashed line is the budget."
-    return Section(title="Best value so far", chart=chart, note=note)
+    return PageSection(title="Best value so far", chart=chart, note=note)
 
 
-def _curves(seen: SweepView) -> Section | None:
+def _curves(seen: SweepView) -> PageSection | None:
     best = None if seen.best is None else seen.best.number
     order = sorted(seen.curves, key=lambda one: (one.trial == best, one.state == "complete"))
     lines = []
     for one in order:
         style = "c1" if one.trial == best else "c6" if one.state == "complete" else "dim"
         name = {"c1": f"trial {best}, the best", "c6": "complete", "dim": "pruned or not complete"}[style]
-        lines.append(Line(points=one.points, name=name, style=style, thick=one.trial == best))
+        lines.append(ChartLine(points=one.points, name=name, style=style, thick=one.trial == best))
     marks = [Mark(x=rung.step, text=f"rung at step {rung.step}") for rung in seen.rungs]
     chart = line_chart(lines, x_title="step", y_title=seen.metric, marks=marks)
     left = sum(seen.trials.values()) - len(seen.curves)
     note = f"{len(seen.curves)} of {len(seen.curves) + left} trials are drawn." if left > 0 else ""
-    return Section(title="Learning curves", chart=chart, note=note) if chart else None
+    return PageSection(title="Learning curves", chart=chart, note=note) if chart else None
 
 
-def _trials(seen: SweepView) -> Section | None:
+def _trials(seen: SweepView) -> PageSection | None:
     if not seen.rows:
         return None
     best = None if seen.best is None else seen.best.number
@@ -121,13 +122,13 @@ def _trials(seen: SweepView) -> Section | None:
     note = f"The best {len(chosen)} of {len(order)} trials." if len(order) > len(chosen) else "Best first."
     cells = [[_text(row[name]) for name in names] for row in chosen]
     marked = 0 if best is not None and chosen[0]["trial"] == best else None
-    return Section(title="Trials", note=note, table=Table(columns=columns, rows=cells, marked=marked))
+    return PageSection(title="Trials", note=note, table=Table(columns=columns, rows=cells, marked=marked))
 
 
 def _order(row: dict[str, Any], seen: SweepView, best: int | None) -> tuple[Any, ...]:
     value = row.get(seen.metric)
     known = isinstance(value, int | float) and row["state"] == "complete"
-    cost = 0.0 if not known else value if seen.direction == "min" else -value
+    cost = 0.0 if value is None or not known else value if seen.direction == "min" else -value
     return row["trial"] != best, not known, cost, row["trial"]
 
 
