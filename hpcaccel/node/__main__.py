@@ -96,9 +96,9 @@ def _batch_step(arguments: list[str]) -> int | None:
         case ["trial", report_to]:
             _supervise_trial(int(report_to))
         case ["setup-failed", directory, code, name] if RunDir(directory).is_worker:
-            from hpcaccel.node.sweep import usage
+            from hpcaccel.node.sweep import worker_account
 
-            return usage.record_setup_failure(WorkerDir(directory), exit_code=int(code), name=name)
+            return worker_account.record_setup_failure(WorkerDir(directory), exit_code=int(code), name=name)
         case ["setup-failed", directory, code, name]:
             return _record_setup_failure(RunDir(directory), exit_code=int(code), name=name)
         case ["notices", directory, since]:
@@ -173,7 +173,7 @@ def _node_steps(arguments: list[str]) -> int | None:
 
             return unstage_here(Path(place))
         case ["sample", directory, attempt]:
-            from hpcaccel.node.samples.sampling import sample_here
+            from hpcaccel.node.samples.node_sampler import sample_here
 
             return sample_here(RunDir(directory), int(attempt))
         case ["preflight", directory]:
@@ -190,7 +190,7 @@ def _give_up(run: RunDir, why: str) -> int:
 
 
 def _give_up_worker(worker: WorkerDir, why: str) -> int:
-    from hpcaccel.node.sweep.usage import record_killed
+    from hpcaccel.node.sweep.worker_account import record_killed
 
     return record_killed(worker, why)
 

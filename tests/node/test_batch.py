@@ -21,7 +21,7 @@ from hpcaccel.core.records import AttemptStart, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node import batch, lease
 from hpcaccel.node.allocation import TAKEN_DOWN, LocalAllocation
-from hpcaccel.node.sweep.usage import WorkerAccount, record_killed
+from hpcaccel.node.sweep.worker_account import WorkerAccount, record_killed
 from hpcaccel.sweeps.budget import ComputeAccount
 
 from .conftest import ROOT, LocalRun, outcome

@@ -18,7 +18,7 @@ from hpcaccel.core.samples import GpuSample, Sample, read_samples
 from hpcaccel.node.samples.gpu_usage import GpuReader
 from hpcaccel.node.samples.host_usage import HostReader, JobCgroup
 from hpcaccel.node.samples.job_processes import JobProcesses
-from hpcaccel.node.samples.sampling import SampleFile, interval_seconds
+from hpcaccel.node.samples.node_sampler import SampleFile, interval_seconds
 
 from .conftest import LocalRun
 from .stand_in_nvml import FakeGpu, FakeNvml
@@ -291,7 +291,7 @@ def test_full_disk_costs_lines_and_a_moved_run_ends_the_sampler(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpcaccel.node.samples.sampling.append_line", full)
+        patch.setattr("hpcaccel.node.samples.node_sampler.append_line", full)
         assert file.append(Sample(time=1.0))
         assert file.append(Sample(time=2.0))
     assert capsys.readouterr().err.count("No space left on device") == 1

@@ -22,7 +22,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import SHORT_STEP
 from hpcaccel.node.failures.preflight import one_task_a_node
 from hpcaccel.node.launchers import share_gpus
-from hpcaccel.node.samples.sampling import interval_seconds
+from hpcaccel.node.samples.node_sampler import interval_seconds
 
 __all__ = ["Samplers"]
 

@@ -30,7 +30,7 @@ from hpcaccel.node.sweep.reclaimed_allocation import ReclaimedAllocation, Stop
 from hpcaccel.node.sweep.trial_process import Spare, Trial
 from hpcaccel.node.sweep.trial_supervisor import CHECKED, END_TIME
 from hpcaccel.node.sweep.tuner_process import TUNER_SIGNAL, TunerProcess
-from hpcaccel.node.sweep.usage import WorkerAccount
+from hpcaccel.node.sweep.worker_account import WorkerAccount
 
 __all__ = ["SweepWorker", "work"]
 
