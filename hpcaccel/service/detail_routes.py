@@ -15,7 +15,7 @@ from hpcaccel.service.run_source import RunSource
 from hpcaccel.submission.submit.comparison import changes_since_previous
 from hpcaccel.view.change_lines import change_lines
 from hpcaccel.view.merged_log import LogLine, first_traceback, merged_log
-from hpcaccel.view.metric_buckets import Bucket, metric_names, metrics_buckets
+from hpcaccel.view.metric_buckets import Bucket, metric_names
 
 __all__ = ["detail_routes"]
 
@@ -48,7 +48,7 @@ def detail_routes(source: RunSource) -> APIRouter:
 
         One line across all attempts: for a step that was repeated, the value of the newest attempt.
         """
-        return JsonAnswer(_plain(metrics_buckets(source.find(run_id).dir, names or ["loss"], buckets)))
+        return JsonAnswer(_plain(source.metrics(run_id, names or ["loss"], buckets)))
 
     @routes.get("/runs/{run_id}/merged-log", response_model=list[LogLine])
     def merged(

@@ -16,6 +16,7 @@ from hpcaccel.service.shared_values import SharedValues
 from hpcaccel.spec import ClusterProfile, load_profile, profile_names
 from hpcaccel.submission.runs.find import FoundRun, find_run, known_runs
 from hpcaccel.submission.runs.run_handle import AnyRun, open_run
+from hpcaccel.view.metric_buckets import Bucket, metrics_buckets
 from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
 from hpcaccel.view.sweep_view import SweepView, sweep_view
 
@@ -36,6 +37,7 @@ class RunSource:
         self._rows: SharedValues[list[RunRow]] = SharedValues(seconds=2.0, most=1)
         self._pages: SharedValues[list[RunRow]] = SharedValues(seconds=1.0, most=50)
         self._overviews: SharedValues[Overview] = SharedValues(seconds=1.0, most=200)
+        self._curves: SharedValues[dict[str, list[Bucket]]] = SharedValues(seconds=1.0, most=100)
         self._sweeps: SharedValues[SweepView] = SharedValues(seconds=1.0, most=50)
         self.remote = RemoteRuns(_profiles_behind_ssh())
         """Runs on the clusters of profiles with ``host``."""
@@ -118,6 +120,16 @@ class RunSource:
         key = sort.lstrip("-")
         chosen.sort(key=lambda row: _order(getattr(row, key)), reverse=sort.startswith("-"))
         return chosen[offset : offset + limit], len(chosen)
+
+    def metrics(self, token: str, names: Sequence[str], buckets: int) -> dict[str, list[Bucket]]:
+        """Curves of a run, see :func:`hpcaccel.view.metric_buckets.metrics_buckets`.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        run = self.find(token).dir
+        key = (run.path, tuple(names), buckets)
+        return self._curves.get(key, lambda: metrics_buckets(run, names, buckets))
 
     def sweep(self, path: Path) -> SweepView:
         """The view of the sweep in the directory ``path``."""
