@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core import webhook
 from hpcaccel.core.durable_files import append_line, read_json, read_lines, write_json
 from hpcaccel.core.launch_spec import NoticePolicy, launch_of
 from hpcaccel.core.records import AttemptEnd, AttemptStart, Hang, WorkerEnd, WorkerSeen, WorkerStart, to_dict
@@ -45,7 +46,8 @@ while not os.path.exists(os.environ["HPCACCEL_RUN_DIR"] + "/go"):
 
 @pytest.fixture(autouse=True)
 def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+    names = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+    for name in (*names, *(name.upper() for name in names)):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -380,6 +382,35 @@ def test_redirect_on_the_same_host_keeps_the_message(tmp_path: Path, receive: Ca
     sender(run, server.url).look()
     assert [message["path"] for message in server.got] == [SECRET, "/moved"]
     assert states(run)[-1] == "delivered 1.end"
+
+
+def test_answer_that_never_ends_is_cut(
+    tmp_path: Path, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook, "TOTAL_SECONDS", 1.0)
+    run, server = made_run(tmp_path / "run", end(1, "completed", "end")), receive("drip")
+    sender(run, server.url).look()
+    assert states(run)[-1] == "failed 1.end"
+    assert "no complete answer within 1 s" in caplog.text
+
+
+def test_proxy_of_the_environment_is_used(
+    tmp_path: Path, receive: Callable[..., Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, proxy = made_run(tmp_path / "run", end(1, "completed", "end")), receive()
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.server.server_port}")
+    monkeypatch.setenv("no_proxy", "other.example")
+    sender(run, f"http://chat.invalid{SECRET}").look()
+    assert [message["path"] for message in proxy.got] == [f"http://chat.invalid{SECRET}"]
+    assert states(run)[-1] == "delivered 1.end"
+
+
+def test_refused_connection_is_tried_again_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, closed = made_run(tmp_path / "run", end(1, "completed", "end")), Receiver()
+    closed.close()
+    sender(run, closed.url).look()
+    assert states(run)[-1] == "failed 1.end"
+    assert "Connection refused (try 1 of 8)" in caplog.text
 
 
 def test_notice_is_given_up_after_some_requests(

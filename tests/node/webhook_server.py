@@ -11,7 +11,8 @@ SECRET = "/services/T00SECRET00/B1234567/verySecretToken"
 
 
 class Receiver:
-    """Answers ``answers`` one after another, the last one for ever: a status, ``hang``, or a redirect's target."""
+    """Answers ``answers`` one after another, the last one for ever: a status, ``hang``, ``drip`` (an answer that never
+    ends), or a redirect's target."""
 
     def __init__(self, *answers: int | str) -> None:
         self.answers = list(answers) or [200]
@@ -28,6 +29,10 @@ class Receiver:
                 answer = receiver.answers.pop(0) if len(receiver.answers) > 1 else receiver.answers[0]
                 if answer == "hang":
                     receiver.released.wait(120)
+                    return
+                if answer == "drip":
+                    while not receiver.released.wait(0.05):
+                        self.wfile.write(b"H")
                     return
                 self.send_response(307 if isinstance(answer, str) else answer)
                 if isinstance(answer, str):
