@@ -508,6 +508,23 @@ def test_killed_sender_is_started_again(local_run: Make, receive: Callable[..., 
     assert server.events == ["start:1", "end:1"]
 
 
+def test_sender_killed_during_a_request_repeats_it_under_its_id(
+    local_run: Make, receive: Callable[..., Receiver]
+) -> None:
+    server = receive("hang", 200)
+    run = with_webhook(local_run(RUNS_UNTIL_TOLD + DONE), server.url)
+    run.start()
+    eventually(lambda: server.got, "a request")
+    kill(sender_of(run))
+    eventually(lambda: states(run.dir)[-1:] == ["delivered 1.start"], "another sender repeats it")
+    (run.dir.path / "go").touch()
+    assert run.wait() == 0, run.log
+    assert [(message["event"], message["repeated"]) for message in server.got] == [
+        ("start", False), ("start", True), ("end", False),
+    ]  # fmt: skip
+    assert server.keys[0] == server.keys[1] != server.keys[2]
+
+
 def test_requeued_run_does_not_repeat_earlier_notices(local_run: Make, receive: Callable[..., Receiver]) -> None:
     stops_once = RUNS_UNTIL_TOLD + "if os.environ['HPCACCEL_ATTEMPT'] == '1':\n    raise SystemExit(1)\n" + DONE
     server = receive()
