@@ -76,7 +76,7 @@ class TopApp(App[None]):
         *,
         first: str | None = None,
         seconds: float = 5.0,
-        log_seconds: float = 1.0,
+        log_seconds: float = 2.0,
     ) -> None:
         super().__init__()
         self.animation_level = "none"
