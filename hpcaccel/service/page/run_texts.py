@@ -83,6 +83,7 @@ def register_texts(app: Dash, calls: ClientCalls) -> None:
         place = place_of(path)
         if place.page != "run":
             return (no_update,) * 4
+        content: Any = None
         files: Any = no_update
         try:
             if tab == "log":
