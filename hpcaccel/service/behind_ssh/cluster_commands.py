@@ -63,4 +63,5 @@ class ClusterCommands:
         if int(head["code"]) != 0:
             sentence = output.get("err", b"").decode("utf-8", "replace").strip().removeprefix("error: ")
             raise UserError(sentence or f"`hpcaccel {' '.join(words)}` failed on {self.name}")
-        return output.get("out", b"")
+        out: bytes = output.get("out", b"")
+        return out
