@@ -75,13 +75,13 @@ def demo_runs() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="hpcaccel-demo-") as folder:
         place = Path(folder)
         os.environ.update(XDG_STATE_HOME=str(place / "state"), HPCACCEL_RUNS_DIR=str(place / "runs"))
-        process = subprocess.Popen(["sleep", "infinity"], start_new_session=True)
+        process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
             _write_runs(place / "runs", process.pid)
             yield place / "runs"
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
 def _write_runs(runs: Path, pid: int) -> None:

@@ -6,6 +6,7 @@ import errno
 import getpass
 import os
 import secrets
+import signal
 import socket as sockets
 import stat
 from collections.abc import Callable, Sequence
@@ -64,12 +65,17 @@ def serve(
         server = uvicorn.Server(_config(settings))
         listening.listen(BACKLOG)
         started(link(settings), ways_from_elsewhere(settings))
-        with suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGTERM, _end)  # uvicorn stops, and raises the signal again
+        with suppress(KeyboardInterrupt, SystemExit):
             server.run(sockets=[listening])
     finally:
         listening.close()
         if socket is not None:
             socket.unlink(missing_ok=True)
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(0)
 
 
 def _config(settings: ServiceSettings, *, page: bool | None = None) -> uvicorn.Config:
