@@ -47,7 +47,7 @@ def test_each_event_arrives_once(
             "notify": {"webhook_file": str(secret), "mail": "nobody", "events": ["start", "requeue", "failure", "end"]},
         }
     )
-    assert "BEGIN" in run.job().get("MailType", "BEGIN")
+    assert "#SBATCH --mail-type=BEGIN,REQUEUE,FAIL,END\n" in run.dir.script.read_text()
     try:
         run.wait_for_word("starting")
         run.preempt()
