@@ -145,6 +145,7 @@ COMMANDS = {
     "stop": CommandSource("steer", "stop", "changes"),
     "save": CommandSource("steer", "save", "changes"),
     "profile": CommandSource("profile", "profile", "changes"),
+    "mcp": CommandSource("mcp", "mcp"),
     "resume": CommandSource("steer", "resume", "changes"),
     "cancel": CommandSource("steer", "cancel", "changes"),
     "stacks": CommandSource("ranks", "stacks", "changes"),

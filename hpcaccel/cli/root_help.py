@@ -12,7 +12,7 @@ __all__ = ["NOT_OURS", "SECTIONS", "WholeSummaries", "write_commands", "write_ex
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Submit": ("init", "schema", "validate", "render", "plan", "estimate-memory", "submit", "run"),
     "Launch": ("launch", "config", "env"),
-    "Watch": ("status", "list", "top", "logs", "wait", "explain", "report", "plot", "stacks", "shell", "serve"),
+    "Watch": ("status", "list", "top", "logs", "wait", "explain", "report", "plot", "stacks", "shell", "serve", "mcp"),
     "Steer": ("stop", "save", "profile", "resume", "cancel", "pull", "clean"),
     "Sweep": ("sweep",),
     "Cluster": ("cluster", "test", "notify"),

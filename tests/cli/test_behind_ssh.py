@@ -34,7 +34,7 @@ GOES = {
 REFUSED = {"run", "top", "checkpoint convert"}
 STAYS = {
     "answer", "config default", "config show", "config to-spec", "config update", "env", "estimate-memory", "init",
-    "launch", "notify",
+    "launch", "mcp", "notify",
     "schema", "serve", "validate",
 }  # fmt: skip
 """Commands that need only what is stored here. ``cluster …`` connects to the login node in its own way."""
