@@ -42,7 +42,7 @@ LIBRARIES = {
 }
 ALLOWED_ELSEWHERE = {
     ("submission", "remote"): {"fabric", "paramiko"},
-    ("service", "page"): {"dash", "dash_ag_grid", "dash_mantine_components", "plotly"},
+    ("service", "page"): {"dash", "dash_ag_grid", "dash_mantine_components", "plotly", "yaml"},
     ("service", "mcp"): {"mcp"},
 }
 """By subpackage and folder inside it."""

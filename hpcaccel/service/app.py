@@ -22,6 +22,7 @@ from hpcaccel.service.prometheus import prometheus_routes
 from hpcaccel.service.run_routes import run_routes
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.service_settings import ServiceSettings
+from hpcaccel.service.spec_file_routes import spec_file_routes
 from hpcaccel.service.spec_requests import SpecRequest
 from hpcaccel.service.submit_routes import submit_routes
 from hpcaccel.service.sweep_routes import sweep_routes
@@ -63,6 +64,7 @@ def create_app(settings: ServiceSettings, *, page: bool | None = None) -> FastAP
         action_routes(source),
         sweep_routes(source, settings),
         cluster_routes(source),
+        spec_file_routes(settings),
     ):
         routes.include_router(part)
     app.include_router(routes)

@@ -207,6 +207,15 @@ class Client:
         """The JSON Schema of specs."""
         return dict(self._get("schema", {"sweep": "true" if sweep else "false"}))
 
+    def spec_files(self) -> list[str]:
+        """Spec files below the directory in which the service was started."""
+        return list(self._get("spec-files"))
+
+    def spec_file(self, name: str) -> tuple[str, str]:
+        """The YAML text of one of these files, and the directory to which its relative paths refer."""
+        found = self._get("spec-file", {"name": name})
+        return found["yaml"], found["directory"]
+
     # -- actions --------------------------------------------------------------------------------------------------
 
     def stop(
@@ -238,11 +247,12 @@ class Client:
         answer = self._get("sweeps", {"limit": limit, "offset": offset})
         return RunPage(runs=[_overview(one) for one in answer["sweeps"]], total=answer["total"])
 
-    def sweep(self, run_id: str) -> SweepView:
-        """State, results and plots of a sweep."""
+    def sweep(self, run_id: str, *, rows: bool = True) -> SweepView:
+        """State, results and plots of a sweep; ``rows=False`` leaves out the row of each trial."""
         from hpcaccel.view.sweep_view import SweepView
 
-        return from_json(SweepView, self._get(f"sweeps/{_part(run_id)}"))
+        query = {"rows": "true" if rows else "false"}
+        return from_json(SweepView, self._get(f"sweeps/{_part(run_id)}", query))
 
     def trials(self, run_id: str) -> list[dict[str, Any]]:
         """A row for each trial of a sweep."""

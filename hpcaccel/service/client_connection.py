@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import socket as sockets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,6 +109,8 @@ class ServiceConnection:
             return self._send(method, target, data, headers)
 
     def _send(self, method: str, target: str, data: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        if self._open is not None and self._open.sock is not None and select.select([self._open.sock], [], [], 0)[0]:
+            self.close()  # readable before a request: the service has closed it
         connection = self._open = self._open or self._connect(self._timeout)
         connection.request(method, target, body=data, headers=headers)
         answer = connection.getresponse()

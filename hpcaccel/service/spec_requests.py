@@ -24,8 +24,9 @@ from hpcaccel.spec import (
 )
 from hpcaccel.spec.loading.load import load_text
 from hpcaccel.spec.sweep.sweep_file import load_sweep_text
+from hpcaccel.spec.yaml12 import parse_yaml
 
-__all__ = ["SPEC_BODY", "SpecRequest", "chosen_profile", "job_spec", "read_spec_request", "sweep_spec"]
+__all__ = ["SPEC_BODY", "SpecRequest", "any_spec", "chosen_profile", "job_spec", "read_spec_request", "sweep_spec"]
 
 KEY = r"^[0-9A-Za-z_-]{8,64}$"
 """Pattern of keys; see ``submission.submit.idempotent``."""
@@ -132,6 +133,17 @@ def job_spec(asked: SpecRequest, settings: ServiceSettings) -> JobSpec:
         spec = spec_from_values(_plain(asked.spec), **options)
         spec._source = base / "spec.yaml"
     return spec if spec.workdir is not None else spec.model_copy(update={"workdir": str(base)})
+
+
+def any_spec(asked: SpecRequest, settings: ServiceSettings) -> JobSpec:
+    """The job spec of a request; if it has a section ``sweep``, which is checked as well, that of the sweep's job.
+
+    Raises:
+        SpecError: the spec is not valid.
+    """
+    values = asked.spec if asked.yaml is None else parse_yaml(asked.yaml, "spec.yaml").value
+    is_sweep = isinstance(values, dict) and "sweep" in values
+    return sweep_spec(asked, settings).job if is_sweep else job_spec(asked, settings)
 
 
 def sweep_spec(asked: SpecRequest, settings: ServiceSettings) -> SweepSpec:

@@ -16,7 +16,7 @@ from hpcaccel.render import render as render_script
 from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.service_settings import ServiceSettings
-from hpcaccel.service.spec_requests import SPEC_BODY, SpecRequest, chosen_profile, job_spec, read_spec_request
+from hpcaccel.service.spec_requests import SPEC_BODY, SpecRequest, any_spec, chosen_profile, job_spec, read_spec_request
 from hpcaccel.spec import schema as job_schema
 from hpcaccel.spec import spec_hash, sweep_schema
 from hpcaccel.spec.cluster.cluster_facts import load_facts
@@ -103,7 +103,7 @@ def submit_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
         if profile is not None and profile.backend == "local":
             raise UserError("the local backend has no queue: a job starts immediately. Choose another cluster")
         facts = None if profile is None else load_facts(profile.name)
-        spec = job_spec(asked, settings)
+        spec = any_spec(asked, settings)
         choices = plan_choices(spec, partitions=asked.partitions, nodes=asked.nodes, profile=profile, facts=facts)
         return JsonAnswer([choice.to_json() for choice in choices])
 
@@ -134,7 +134,7 @@ def _submit(asked: SpecRequest, settings: ServiceSettings) -> SubmittedRun:
 
 def _check(asked: SpecRequest, settings: ServiceSettings) -> CheckedSpec:
     profile = chosen_profile(asked.cluster)
-    spec = job_spec(asked, settings)
+    spec = any_spec(asked, settings)
     warnings: list[str] = []
     age = None
     if profile is not None and profile.backend == "slurm":
@@ -149,7 +149,7 @@ def _check(asked: SpecRequest, settings: ServiceSettings) -> CheckedSpec:
 
 def _render(asked: SpecRequest, settings: ServiceSettings) -> str:
     profile = chosen_profile(asked.cluster)
-    spec = job_spec(asked, settings)
+    spec = any_spec(asked, settings)
     base = settings.runs_dir or default_runs_dir(profile.runs_dir if profile else None)
     return render_script(
         spec,

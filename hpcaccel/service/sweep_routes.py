@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Query
@@ -53,9 +54,12 @@ def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
         return JsonAnswer({"sweeps": [row.to_json() for row in found], "total": total})
 
     @routes.get("/sweeps/{run_id}", response_model=SweepView)
-    def sweep(run_id: RunId) -> JsonAnswer:
+    def sweep(
+        run_id: RunId, rows: Annotated[bool, Query(description="Whether to include the row of each trial.")] = True
+    ) -> JsonAnswer:
         """A sweep: trials, the best so far, workers, budget, rungs, curves, importances."""
-        return JsonAnswer(source.sweep(_sweep(source, run_id).path).to_json())
+        found = source.sweep(_sweep(source, run_id).path)
+        return JsonAnswer((found if rows else replace(found, rows=[])).to_json())
 
     @routes.get("/sweeps/{run_id}/trials", response_model=list[dict[str, Any]])
     def trials(run_id: RunId) -> Response:

@@ -14,7 +14,7 @@ from hpcaccel.view.sweep_data import BEST, DIM, INK, SweepData, is_trial, shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_parallel"]
+__all__ = ["Coordinate", "choice_axis", "draw_parallel", "numeric_axis"]
 
 FEW_VALUES = 5
 """An axis with at most this many distinct numbers has a tick for each of them."""
@@ -75,9 +75,9 @@ def _parameters(data: SweepData, trials: Sequence[TrialRecord]) -> list[Coordina
     for name in dict.fromkeys(name for trial in trials for name in trial.params):
         values = {trial.number: trial.params[name] for trial in trials if name in trial.params}
         if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values.values()):
-            found.append(_scale(name, values, log=name in data.log_parameters))
+            found.append(numeric_axis(name, values, log=name in data.log_parameters))
         else:
-            found.append(_choices(name, values))
+            found.append(choice_axis(name, values))
     return found
 
 
@@ -86,11 +86,11 @@ def _metrics(data: SweepData, trials: Sequence[TrialRecord]) -> list[Coordinate]
     for place, name in enumerate(data.goal.metrics):
         values = {trial.number: trial.values[place] for trial in trials if trial.values}
         low, high = min(values.values()), max(values.values())
-        found.append(_scale(name, values, log=low > 0 and high > 20 * low))
+        found.append(numeric_axis(name, values, log=low > 0 and high > 20 * low))
     return found
 
 
-def _scale(title: str, values: Mapping[int, float], *, log: bool) -> Coordinate:
+def numeric_axis(title: str, values: Mapping[int, float], *, log: bool) -> Coordinate:
     """The axis of a numeric parameter or metric."""
 
     def bent(number: float) -> float:
@@ -110,7 +110,7 @@ def _scale(title: str, values: Mapping[int, float], *, log: bool) -> Coordinate:
     return Coordinate(title=title, places={number: at(value) for number, value in values.items()}, ticks=ticks)
 
 
-def _choices(title: str, values: Mapping[int, Any]) -> Coordinate:
+def choice_axis(title: str, values: Mapping[int, Any]) -> Coordinate:
     """The axis of a categorical parameter, with its values in alphabetical order."""
     texts = sorted({_text(value) for value in values.values()})
     places = {text: 0.5 if len(texts) == 1 else index / (len(texts) - 1) for index, text in enumerate(texts)}

@@ -7,7 +7,16 @@ from typing import Any
 import dash_mantine_components as dmc
 from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 
-from hpcaccel.service.page import confirm, run_page, runs_table, states
+from hpcaccel.service.page import (
+    confirm,
+    run_page,
+    runs_table,
+    states,
+    submit_layout,
+    submit_page,
+    sweep_page,
+    sweeps_table,
+)
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
 from hpcaccel.service.page.states import labelled
@@ -115,6 +124,9 @@ def register(app: Dash, calls: ClientCalls) -> None:
     )
     runs_table.register(app, calls)
     run_page.register(app, calls)
+    sweeps_table.register(app, calls)
+    sweep_page.register(app, calls)
+    submit_page.register(app, calls)
 
 
 def _page(place: Place) -> Any:
@@ -122,6 +134,12 @@ def _page(place: Place) -> Any:
         return runs_table.layout(place)
     if place.page == "run":
         return run_page.layout(place)
+    if place.page == "sweeps":
+        return sweeps_table.layout(place)
+    if place.page == "sweep":
+        return sweep_page.layout(place)
+    if place.page == "submit":
+        return submit_layout.layout(place)
     return states.nothing(
         "There is no such page", "The address is wrong, or the page has moved.", place.href("runs"), "All runs"
     )

@@ -56,8 +56,8 @@
   window.addEventListener("online", beat);
 
   /* -- links: pages change without a reload ------------------------------------------------------------------------ */
-  function open(path) {
-    set("url", { pathname: path });
+  function open(path, search) {
+    set("url", { pathname: path, search: search || "" });
   }
   document.addEventListener("click", (event) => {
     const link = event.target.closest && event.target.closest("a[href]");
@@ -66,7 +66,7 @@
     const ours = url.origin === location.origin && url.pathname.startsWith(prefix);
     if (!ours || link.target || link.hasAttribute("download") || url.pathname.startsWith(prefix + "api/")) return;
     event.preventDefault();
-    open(url.pathname);
+    open(url.pathname, url.search);
   });
 
   /* -- the keyboard ------------------------------------------------------------------------------------------------ */
