@@ -76,7 +76,7 @@ def resume(run: RunName, secret: Secret = None, json: Json = False) -> None:
 
 def _other_owner(run: AnyRun) -> str | None:
     """The user who owns a run; None if it is this one."""
-    from hpcaccel.submission.runs.control import is_of_another_user, owner_of
+    from hpcaccel.submission.runs.run_owner import is_of_another_user, owner_of
 
     return owner_of(run.dir) if is_of_another_user(run.dir) else None
 

@@ -6,8 +6,6 @@ A resume submits a new job, which runs the same script in the same directory and
 
 from __future__ import annotations
 
-import os
-import pwd
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -37,14 +35,13 @@ from hpcaccel.submission.jobs.run_state import (
     read_worker_facts,
     waiting_links,
 )
+from hpcaccel.submission.runs.run_owner import is_of_another_user, owner_of, say_that_requested
 from hpcaccel.submission.runs.scheduler_state import left_in_queue, sentence_on
 from hpcaccel.submission.runs.status import RunStatus, status
 
 __all__ = [
     "Then",
-    "is_of_another_user",
     "named_requests",
-    "owner_of",
     "request_cancel",
     "request_save",
     "request_stop",
@@ -94,9 +91,9 @@ def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None
         if left[one.path] is None:
             _write(one, reason="stop", then=then)
     if is_of_another_user(run):
-        _say_that_requested(run, now)
+        say_that_requested(run, pending=_any_waits(now))
         return
-    waits = any(one.state in _WAITING for one in now.tasks or [now])
+    waits = _any_waits(now)
     if then == "pause" and waits and active and read_record(run).backend == "slurm":
         # Pending jobs leave the queue. A job that starts at this moment reads the request.
         with _request_saved(run, "stop", now):
@@ -165,7 +162,7 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
         if left[one.path] is None:
             _write(one, reason="cancelled", then="cancel")
     if is_of_another_user(run):
-        _say_that_requested(run, now)
+        say_that_requested(run, pending=_any_waits(now))
         return
     if read_record(run).backend == "local":
         for one in active:
@@ -177,14 +174,8 @@ def request_cancel(run: RunDir, *, slurm: Slurm | None = None) -> None:
             slurm.cancel(job_id)
 
 
-def _say_that_requested(run: RunDir, now: RunStatus) -> None:
-    """Warn that only the request was written, because a user can cancel no other user's jobs."""
-    if any(one.state in _WAITING for one in now.tasks or [now]):
-        warnings.warn(
-            f"run {now.run_id} belongs to {owner_of(run)}, who alone can remove its pending job from the queue. The "
-            "request is saved: the job exits when it starts",
-            stacklevel=3,
-        )
+def _any_waits(now: RunStatus) -> bool:
+    return any(one.state in _WAITING for one in now.tasks or [now])
 
 
 @contextmanager
@@ -248,20 +239,6 @@ def _left(run: RunDir) -> Literal["open", "honoured"] | None:
 
 def _write(run: RunDir, *, reason: Reason, then: Literal["pause", "requeue", "finish", "cancel"]) -> None:
     leave_request(run, StopRequest(reason=reason, then=then, time=time.time()), name=_REQUEST_NAME.get())
-
-
-def is_of_another_user(run: RunDir) -> bool:
-    """Whether another user owns a run, whose jobs belong to that user, too. False for root."""
-    return os.geteuid() not in (0, run.path.stat().st_uid)
-
-
-def owner_of(run: RunDir) -> str:
-    """Name of the user who owns a run; the number of a user without a name."""
-    uid = run.path.stat().st_uid
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def resume(run: RunDir, *, slurm: Slurm | None = None) -> str:

@@ -22,8 +22,8 @@ from hpcaccel.spec import JobSpec
 from hpcaccel.spec.cluster.cluster_profile import profile_names
 from hpcaccel.submission.jobs.run_state import read_record
 from hpcaccel.submission.runs.checkpoints import find_checkpoint
-from hpcaccel.submission.runs.control import owner_of
 from hpcaccel.submission.runs.run_handle import Run
+from hpcaccel.submission.runs.run_owner import owner_of
 from hpcaccel.submission.runs.status import status
 from hpcaccel.submission.submit.api import submit
 
