@@ -70,7 +70,7 @@ def _editor() -> list[Any]:
         className="submit-area", **{"aria-label": "Spec as YAML"},
     )  # fmt: skip
     return [
-        html.Div([html.Div(id="submit-gutter", **{"aria-hidden": "true"}), area], className="submit-editor"),
+        html.Div([html.Div(id="submit-gutter", role="presentation"), area], className="submit-editor"),
         html.Div(id="submit-list", className="submit-problems"),
     ]
 

@@ -221,14 +221,15 @@ def _register_submit(app: Dash, calls: ClientCalls) -> None:
         once = sha256(f"{key} {cluster} {text}".encode()).hexdigest()[:40]
         options = {"cluster": cluster, "directory": directory, "idempotency_key": once}
         try:
-            run = await calls(
-                lambda client: (client.start_sweep if is_sweep else client.submit)(text, **options)  # type: ignore[arg-type]
-            )
+            run = await calls(lambda client: (client.start_sweep if is_sweep else client.submit)(text, **options))
         except (HpcaccelError, OSError) as error:
             return _refused(states.reason_of(error)), no_update
         href = place_of(path).href("sweep" if is_sweep else "run", run.run_id)
         kind = "Sweep" if is_sweep else "Run"
-        said = [html.A(f"{kind} {run.run_id}", href=href, id="submit-run"), f" is in the queue as job {run.job_id}."]
+        said: list[Any] = [
+            html.A(f"{kind} {run.run_id}", href=href, id="submit-run"),
+            f" is in the queue as job {run.job_id}.",
+        ]
         if not run.job_id:
             said = [html.A(f"{kind} {run.run_id}", href=href, id="submit-run"), " was submitted."]
         notes = [html.P(warning) for warning in run.warnings]

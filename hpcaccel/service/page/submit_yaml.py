@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import yaml
-from yaml.nodes import MappingNode, Node, ScalarNode
+from yaml.nodes import CollectionNode, MappingNode, Node
 
 from hpcaccel.errors import UserError
 from hpcaccel.spec.yaml12 import PlainScalar, SourceLocation, parse_value, parse_yaml, resolve_plain
@@ -127,7 +127,7 @@ def _put(values: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
 
 
 def _composed(text: str) -> Node | None:
-    return yaml.compose(text, Loader=yaml.SafeLoader)  # type: ignore[no-any-return]
+    return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def _entry(node: MappingNode, key: str) -> tuple[Node, Node] | None:
@@ -136,7 +136,7 @@ def _entry(node: MappingNode, key: str) -> tuple[Node, Node] | None:
 
 def _end(node: Node) -> int:
     """Index of the end of a node's text. PyYAML's own mark of a block collection includes comments that follow it."""
-    if isinstance(node, ScalarNode) or node.flow_style or not node.value:
+    if not isinstance(node, CollectionNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]
     return _end(last[1] if isinstance(node, MappingNode) else last)
@@ -186,8 +186,7 @@ def _removed(text: str, node: MappingNode, path: Path) -> str:
     if found is None:
         return text
     key, old = found
-    deeper = len(path) > 1 and isinstance(old, MappingNode)
-    if deeper and not (len(old.value) == 1 and _is_alone(old, path[1:])):
+    if len(path) > 1 and isinstance(old, MappingNode) and not (len(old.value) == 1 and _is_alone(old, path[1:])):
         return _removed(text, old, path[1:])
     if node.flow_style:
         entries = [text[one.start_mark.index : _end(value)] for one, value in node.value if one is not key]

@@ -37,8 +37,8 @@ def parallel(
     """
     value = _column(metrics[0])
     chosen = _chosen([row for row in rows if _is_number(row.get(value))], value, direction)
-    axes = [*(_parameter(name, chosen) for name in parameters_of(rows, metrics)), *_metrics(metrics, chosen)]
-    axes = [axis for axis in axes if axis is not None]
+    possible = [*(_parameter(name, chosen) for name in parameters_of(rows, metrics)), *_metrics(metrics, chosen)]
+    axes = [axis for axis in possible if axis is not None]
     complete = [row["trial"] for row in chosen if row["state"] == "complete"]  # the best first
     shade = {trial: SHADES[-1 - rank * len(SHADES) // len(complete)] for rank, trial in enumerate(complete)}
     data = []
