@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +309,7 @@ def test_sender_killed_at_each_point(
         if point == "post":
             patch.setattr(Outbox, "result", lambda *_, **__: (_ for _ in ()).throw(Killed))
         else:
-            real = outbox_module.append_line
+            real = append_line
 
             def write_and_die(path: Path, line: dict[str, Any], *, sync: bool) -> None:
                 real(path, line, sync=sync)
@@ -492,6 +493,10 @@ def sender_of(run: LocalRun) -> int:
     return 0
 
 
+def runs_another_sender(run: LocalRun, stopped: int) -> bool:
+    return sender_of(run) not in (0, stopped)
+
+
 def test_killed_sender_is_started_again(local_run: Make, receive: Callable[..., Receiver]) -> None:
     server = receive()
     run = with_webhook(local_run(RUNS_UNTIL_TOLD + DONE), server.url)
@@ -502,7 +507,7 @@ def test_killed_sender_is_started_again(local_run: Make, receive: Callable[..., 
         eventually(lambda: sender_of(run), "a sender")
         old = sender_of(run)
         kill(old)
-        eventually(lambda old=old: sender_of(run) not in (0, old), "another sender")
+        eventually(partial(runs_another_sender, run, old), "another sender")
     (run.dir.path / "go").touch()
     assert run.wait() == 0, run.log
     assert server.events == ["start:1", "end:1"]

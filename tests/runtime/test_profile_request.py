@@ -113,6 +113,7 @@ def test_errors_of_the_profiler_end_the_recording_and_not_the_training(
     run: RunDir, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     import torch
+    from torch._C import _autograd as kineto
 
     def fail(*_: Any) -> None:
         raise RuntimeError("CUPTI is not available")
@@ -127,8 +128,8 @@ def test_errors_of_the_profiler_end_the_recording_and_not_the_training(
     assert (trace.state, trace.path) == ("failed", None)
     assert "CUPTI is not available" in trace.detail
     assert not profiler.is_active
-    if torch.autograd._profiler_enabled():
-        torch.autograd._disable_profiler()
+    if kineto._profiler_enabled():
+        kineto._disable_profiler()
 
 
 def test_program_that_uses_the_profiler_itself_is_left_alone(run: RunDir) -> None:

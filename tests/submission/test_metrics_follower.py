@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 
+from hpcaccel.core.metrics_reader import Line
 from hpcaccel.submission.runs.attempts import Metrics
+
+
+def read(metrics: Metrics) -> list[Line]:
+    lines: list[Line] = []
+    metrics.read(into=lines)
+    return lines
 
 
 def test_only_new_metric_lines_are_read(hand_made):
     metrics = Metrics(hand_made.run)
-    assert metrics.read() == []
+    assert read(metrics) == []
     assert metrics.step is None
 
     hand_made.metric(1, attempt=1, loss=5.5)
     hand_made.metric(2, attempt=1, loss=5.0)
-    assert [m.step for m in metrics.read()] == [1, 2]
-    assert metrics.read() == []
+    assert [m.step for m in read(metrics)] == [1, 2]
+    assert read(metrics) == []
 
     hand_made.metric(3, attempt=1, loss=4.5)
-    assert [m.step for m in metrics.read()] == [3]
+    assert [m.step for m in read(metrics)] == [3]
     assert metrics.first["loss"] == (1, 5.5)
     assert metrics.last["loss"] == (3, 4.5)
 
@@ -26,10 +33,10 @@ def test_only_new_metric_lines_are_read(hand_made):
 def test_incomplete_metric_line_is_read_after_its_end_is_written(hand_made):
     metrics = Metrics(hand_made.run)
     hand_made.run.metrics.write_text('{"step": 1, "attempt": 1, "time": 1.0, "val')
-    assert metrics.read() == []
+    assert read(metrics) == []
     with hand_made.run.metrics.open("a") as file:
         file.write('ues": {"loss": 2.0}}\n')
-    assert [m.values for m in metrics.read()] == [{"loss": 2.0}]
+    assert [m.values for m in read(metrics)] == [{"loss": 2.0}]
 
 
 def test_last_step_and_value_are_those_of_the_newer_attempt(hand_made):
@@ -65,7 +72,7 @@ def test_invalid_metric_lines_and_values_are_ignored(hand_made):
     hand_made.run.metrics.write_text(
         '[1]\n{"step": "one"}\nnonsense\n{"step": 1, "attempt": 1, "time": 0, "values": {"loss": NaN, "note": "x"}}\n'
     )
-    (metric,) = Metrics(hand_made.run).read()
+    (metric,) = read(Metrics(hand_made.run))
     assert list(metric.values) == ["loss"]
     assert math.isnan(metric.values["loss"])
 

@@ -35,10 +35,11 @@ def test_bar_of_a_life_shows_short_losses() -> None:
 
 
 def test_ranks_that_do_not_work_are_named() -> None:
-    def rank(number: int, state: str, **more: object) -> RankState:
+    def rank(number: int, state: str, *, ratio: float | None = None, idle_gpu: bool = False) -> RankState:
         return RankState(
-            rank=number, node=f"n{number // 2}", local_rank=0, step=1, step_seconds=1.0, state=state, **more
-        )
+            rank=number, node=f"n{number // 2}", local_rank=0, step=1, step_seconds=1.0, state=state,
+            ratio=ratio, idle_gpu=idle_gpu,
+        )  # fmt: skip
 
     ranks = [rank(0, "ok"), rank(1, "slow", ratio=1.5), rank(2, "silent"), rank(3, "ok", idle_gpu=True)]
     assert [line.plain for line in rank_lines(ranks, 60)] == [

@@ -15,8 +15,9 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -52,6 +53,9 @@ class Fixed(WatchedRuns):
         self.acted: list[tuple[str, Action]] = []
         self.problem: Exception | None = None
         self.calls = 0
+
+    def called_more_than(self, calls: int) -> bool:
+        return self.calls > calls
 
     def rows(self) -> tuple[list[tuple[RunRow, bool]], int]:
         self.calls += 1
@@ -188,7 +192,7 @@ def test_only_changed_cells_are_drawn_again(runs: list[HandMade], monkeypatch: p
             fixed.changes["20261120-153012-4f2a"] = changes
             calls, before = fixed.calls, len(drawn)
             app.read_rows()
-            await until(pilot, lambda calls=calls: fixed.calls > calls)
+            await until(pilot, partial(fixed.called_more_than, calls))
             await app.workers.wait_for_complete()
             await pilot.pause()
             assert len(drawn) - before == 2 * bool(changes), "step and share"
@@ -232,9 +236,7 @@ def test_log_follows_and_the_next_source_is_chosen(runs: list[HandMade]) -> None
         await pilot.press("l")
         await until(pilot, lambda: log_lines(app) == ["first line", "step 50 red [bold]not markup[/bold]"])
         runs[0].log(1, 0, b"one more\nincompl")
-        screen = app.screen
-        assert isinstance(screen, RunScreen)
-        screen.read_log()
+        cast("RunScreen", app.screen).read_log()
         await until(pilot, lambda: log_lines(app)[2:] == ["one more"])
         runs[0].log(1, "supervisor", b"the supervisor's line\n")
         await pilot.press("n", "n")

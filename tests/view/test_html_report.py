@@ -146,8 +146,10 @@ def test_samples_and_profiles_are_shown(tmp_path: Path, monkeypatch: pytest.Monk
     )  # fmt: skip
     used = Usage(nodes=[node], gpus=[gpu], idle_gpu_hours=1.0, energy_kwh=1.5)
     real = run_overview.overview
-    told = {"usage": used, "hints": ["used 6 of 100 GB: ask for 10G"]}
-    monkeypatch.setattr(run_overview, "overview", lambda *args, **more: replace(real(*args, **more), **told))
+    hints = ["used 6 of 100 GB: ask for 10G"]
+    monkeypatch.setattr(
+        run_overview, "overview", lambda *args, **more: replace(real(*args, **more), usage=used, hints=hints)
+    )
     monkeypatch.setattr("hpcaccel.view.html_report.record_sections.profiles", lambda run: [profile])
     text = written(str(made.run.path)).text
     for shown in ("used 6 of 100 GB: ask for 10G", "25.0 %", "6.0 GB", "100.0 GB", "GPU-1234", "87 %", "since step 20"):

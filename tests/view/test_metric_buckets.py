@@ -6,6 +6,7 @@ import math
 
 from hpcaccel.core.metrics_reader import Logged
 from hpcaccel.view import metric_buckets
+from hpcaccel.view.kept_readings import KeptReadings
 from hpcaccel.view.metric_buckets import Bucket, metric_names, metrics_buckets
 
 
@@ -75,7 +76,7 @@ def test_only_new_lines_are_read_again(hand_made, monkeypatch):
 def test_run_that_was_used_longest_ago_is_dropped(tmp_path, monkeypatch):
     from .conftest import HandMade
 
-    kept = metric_buckets.KeptReadings(metric_buckets._Series, most=30, size=lambda series: series.count)
+    kept = KeptReadings(metric_buckets._Series, most=30, size=lambda series: series.count)
     monkeypatch.setattr(metric_buckets, "_SERIES", kept)
     runs = [HandMade(tmp_path / name / "20261120-153012-4f2a") for name in ("a", "b", "c")]
     for run in runs:
