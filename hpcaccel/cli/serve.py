@@ -63,6 +63,7 @@ def serve(
         from hpcaccel.service.demo_runs import demo_runs
 
         folder = demo_runs()
+        note("demo: recorded runs and a recorded sweep; nothing is submitted or changed")
     else:
         folder = nullcontext(runs_dir)
     with folder as place:
@@ -72,6 +73,7 @@ def serve(
             base_path=base_path,
             hosts=allow_host or [],
             runs_dir=None if place is None else place.absolute(),
+            demo=demo,
             started=lambda link, ways: _announce(link, ways, socket, in_browser=open_),
         )
 

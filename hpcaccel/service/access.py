@@ -38,6 +38,12 @@ HEADERS = {
     "x-frame-options": "SAMEORIGIN",
 }
 """Headers of all answers."""
+HARMLESS_POSTS = ("check", "render", "plan")
+"""Routes below the API that a demo answers, although they are POSTs."""
+DEMO = (
+    "this is a demo with recorded runs: nothing is submitted or changed. For your own runs, start `hpcaccel serve` "
+    "without --demo"
+)
 SIGN_IN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>hpcaccel</title>
 <body style="font:16px/1.5 system-ui;max-width:40em;margin:4em auto;padding:0 1em">
 <h1>This page needs its link</h1><p>Open the link that <code>hpcaccel serve</code> has printed: it contains the token.
@@ -96,6 +102,10 @@ class AccessControl:
             scope["raw_path"] = base.encode() + (scope.get("raw_path") or path.encode())
         if self.settings.token is not None and not any(self._matches(token) for token in self._tokens(scope)):
             raise _Refused(401, "the token is missing or wrong: use the link that `hpcaccel serve` has printed")
+        api = f"{base}/api/v1/"
+        is_action = scope["method"] == "POST" and scope["path"].startswith(api)
+        if self.settings.demo and is_action and scope["path"].removeprefix(api) not in HARMLESS_POSTS:
+            raise _Refused(409, DEMO)
 
     def _check_origin(self, scope: Scope, host: str) -> None:
         origin = _header(scope, b"origin")

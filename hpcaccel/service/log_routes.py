@@ -33,6 +33,7 @@ POLL_SECONDS = 1.0
 BEAT_SECONDS = 15.0
 """A comment is sent this often, so that proxies keep the connection and a disconnected client is noticed."""
 STATUS_SECONDS = 5.0
+_RANK_LOG = re.compile(r"([1-9][0-9]{0,5})/([0-9]{1,6})\.log")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.log")
 
 
@@ -81,9 +82,10 @@ def log_routes(source: RunSource) -> APIRouter:
     ) -> StreamingResponse:
         """The log as it grows: events ``log`` with JSON (text, next_offset), then ``end`` when the run has ended.
 
-        The id of an event is the next offset: a browser that reconnects goes on there.
+        The id of an event is the next offset: a browser that reconnects goes on there. While the run is active, the
+        log of a rank that has not begun is waited for.
         """
-        path = await anyio.to_thread.run_sync(_log, source, run_id, name)
+        path = await anyio.to_thread.run_sync(_log_to_come, source, run_id, name)
         last = last_event_id or ""
         begin = int(last) if last.isdecimal() and len(last) < 18 else offset
         follower = _Follower(source, run_id, path, max(0, begin) if begin >= 0 else begin)
@@ -133,6 +135,24 @@ def _log(source: RunSource, token: str, name: str) -> Path:
     return path
 
 
+def _log_to_come(source: RunSource, token: str, name: str) -> Path:
+    """The path of a log, or the one that a rank of an active run will write.
+
+    Raises:
+        RunNotFound: there is no such run, or no such log.
+    """
+    try:
+        return _log(source, token, name)
+    except RunNotFound:
+        rank_log = _RANK_LOG.fullmatch(name)
+        if rank_log is None or source.overview(token).state not in ACTIVE:
+            raise
+        path = source.find(token).dir.rank_log(int(rank_log[1]), int(rank_log[2]))
+        if path.is_symlink():
+            raise
+        return path
+
+
 def read_part(path: Path, name: str, offset: int, limit: int) -> LogPart:
     """Read at most ``limit`` bytes. A character that is cut at the end is left for the next range."""
     with path.open("rb") as file:
@@ -171,9 +191,9 @@ class _Follower:
         quiet = since_status = 0.0
         ended = False
         while True:
-            part = await anyio.to_thread.run_sync(read_part, self.path, "", self.offset, PART_BYTES)
+            part = await anyio.to_thread.run_sync(self._read, self.offset)
             if part.size < part.offset:
-                part = await anyio.to_thread.run_sync(read_part, self.path, "", 0, PART_BYTES)
+                part = await anyio.to_thread.run_sync(self._read, 0)
             self.offset = part.next_offset
             if part.text:
                 quiet = 0.0
@@ -197,6 +217,11 @@ class _Follower:
             await anyio.sleep(POLL_SECONDS)
             quiet += POLL_SECONDS
             since_status += POLL_SECONDS
+
+    def _read(self, offset: int) -> LogPart:
+        if not self.path.exists() or self.path.is_symlink():  # the rank has not begun
+            return LogPart(name="", text="", offset=offset, next_offset=offset, size=max(0, offset))
+        return read_part(self.path, "", offset, PART_BYTES)
 
     def _ended(self) -> bool:
         try:

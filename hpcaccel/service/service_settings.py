@@ -36,6 +36,8 @@ class ServiceSettings:
     """A directory of runs beside those in the user's index. Default: the one that ``submit`` would use."""
     directory: Path = field(default_factory=Path.cwd)
     """Relative paths of a submitted spec refer to this directory."""
+    demo: bool = False
+    """The runs are recorded ones: the page says so, and actions and submissions are refused."""
 
     def __post_init__(self) -> None:
         if not self.token and self.socket is None:

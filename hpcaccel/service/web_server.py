@@ -37,6 +37,7 @@ def serve(
     base_path: str = "",
     hosts: Sequence[str] = (),
     runs_dir: Path | None = None,
+    demo: bool = False,
     started: Callable[[str, list[str]], None],
 ) -> None:
     """Serve until Ctrl-C.
@@ -45,6 +46,7 @@ def serve(
         port: the port on 127.0.0.1; 0 for a free one.
         socket: path of a Unix socket, in place of a port.
         hosts: names of a proxy that Host and Origin may contain.
+        demo: ``runs_dir`` has recorded runs: the page says so, and nothing can be changed.
         started: called with the link, and with lines that say how to open it from another machine.
 
     Raises:
@@ -61,6 +63,7 @@ def serve(
             base_path=base,
             hosts=tuple(hosts),
             runs_dir=runs_dir,
+            demo=demo,
         )
         server = uvicorn.Server(_config(settings))
         listening.listen(BACKLOG)

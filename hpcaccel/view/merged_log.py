@@ -29,7 +29,7 @@ _OF_TORCH = re.compile(r"^\[rank\d+\]: ?")
 """torch's prefix of each line of a rank's last traceback."""
 _BEGIN = "Traceback (most recent call last)"
 _CHAIN = ("The above exception was the direct cause of", "During handling of the above exception, another")
-_FIRST_RANK = re.compile(r"^rank (\d+)\b")
+_FIRST_RANK = re.compile(r"(?:^|; the last one: )rank (\d+)\b")
 """Begin of the detail of a failure, if a rank is to blame."""
 
 
@@ -79,7 +79,7 @@ def first_traceback(run: RunDir) -> tuple[int, str] | None:
         stacks = run.stacks(end.attempt) / f"{hang.culprit_rank}.txt"
         text = "\n".join(_tail(stacks)) if stacks.exists() else hang.why
         return hang.culprit_rank, text
-    named = _FIRST_RANK.match(end.detail)
+    named = _FIRST_RANK.search(end.detail)
     ranks = [int(named[1])] if named else sorted(int(path.stem) for path in _rank_logs(run, end.attempt))[:MOST_FILES]
     for rank in ranks:
         lines = [_OF_TORCH.sub("", line) for line in _tail(run.rank_log(end.attempt, rank))]

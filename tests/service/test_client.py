@@ -99,3 +99,10 @@ def test_a_wrong_token_and_a_missing_service_are_named(settings: ServiceSettings
     assert refused.value.status == 401
     with pytest.raises(ServiceError, match="cannot be reached"):
         Client(socket="/nowhere/at/all", token="x").runs()
+
+
+def test_a_log_is_followed_from_before_its_rank_begins(client: Client) -> None:
+    made = client.submit(SPEC, cluster="local")
+    assert "".join(client.follow(made.run_id, "1/0.log")) == "begins\nends\n"
+    with pytest.raises(RunNotFound, match="has no log"):
+        list(client.follow(made.run_id, "2/0.log"))

@@ -64,7 +64,7 @@ stroke-width='1.5' stroke-linecap='round'/%3E%3C/svg%3E">
 
 def add_page(app: FastAPI, settings: ServiceSettings) -> None:
     """Add the page to the service's application. Its routes of REST must be there already: the page comes last."""
-    app.mount(settings.base_path or "/", _Page(ClientCalls(settings.client)), name="page")
+    app.mount(settings.base_path or "/", _Page(ClientCalls(settings.client), demo=settings.demo), name="page")
 
 
 def _report(error: Exception) -> None:
@@ -78,7 +78,7 @@ def _report(error: Exception) -> None:
 class _Page:
     """The ASGI application of the page."""
 
-    def __init__(self, calls: ClientCalls) -> None:
+    def __init__(self, calls: ClientCalls, *, demo: bool) -> None:
         self._server = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         self._dash = Dash(
             "hpcaccel.service.page",
@@ -94,7 +94,7 @@ class _Page:
             enable_mcp=False,
             on_error=_report,
         )
-        self._dash.layout = frame.layout()
+        self._dash.layout = frame.layout(demo=demo)
         frame.register(self._dash, calls)
         confirm.register(self._dash, calls)
 

@@ -37,6 +37,7 @@ KEYS = (
     ("?", "This list"),
     ("Esc", "Close"),
 )
+DEMO = "Demo: recorded runs, with times shifted to today. Actions and Submit change nothing."
 HERE: Any = {"aria-current": "page"}
 THEME = {
     "primaryColor": "indigo",
@@ -61,8 +62,12 @@ THEME = {
 }
 
 
-def layout() -> dmc.MantineProvider:
-    """The frame, the same for all pages."""
+def layout(*, demo: bool = False) -> dmc.MantineProvider:
+    """The frame, the same for all pages.
+
+    Args:
+        demo: the runs are recorded ones, and the frame says so.
+    """
     return dmc.MantineProvider(
         id="theme",
         theme=THEME,
@@ -73,6 +78,7 @@ def layout() -> dmc.MantineProvider:
             *confirm.parts(),
             dmc.NotificationContainer(id="notices", position="bottom-right", zIndex=500),
             html.Div(id="offline", className="offline", role="status", hidden=True),
+            html.Div(DEMO, className="demo-note", hidden=not demo),
             html.Div(
                 className="shell",
                 children=[
