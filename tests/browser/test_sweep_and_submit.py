@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.sweeps.reading import write_journal
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.submission.jobs import local
@@ -16,8 +17,10 @@ from hpcaccel.sweeps.sweep_handle import Sweep
 from tests.browser.swept import swept
 from tests.service.conftest import SPEC, TOKEN, serving, until
 from tests.slurm.fake_slurm import FakeSlurm
+from tests.sweeps.sweeping import SPEC as SWEEP
 from tests.sweeps.sweeping import Place
 
+LARGE = SWEEP.replace("name: demo", "name: large").replace("max_trials: 20", "max_trials: 10000")
 WAIT = 90_000
 """Longest wait for a condition in the browser, in milliseconds."""
 
@@ -74,7 +77,10 @@ def has(page: Any, selector: str, text: str) -> None:
 
 def test_sweep_is_shown_and_its_best_spec_opens_in_submit(page: Any, service: ServiceSettings, sweep: Sweep) -> None:
     page.goto(f"{service.url}/sweeps")
-    page.locator(".ag-row a.run-name").first.click()
+    page.locator(".ag-row a.run-name").first.wait_for()
+    page.keyboard.press("j")
+    page.locator("#sweeps-grid .ag-cell-focus").wait_for()
+    page.keyboard.press("Enter")
     has(page, "#sweep-head h1", "gpt-sweep")
     for name in ("best", "curves", "rungs", "parallel"):
         page.locator(f"#sweep-{name} .main-svg .trace").first.wait_for(state="attached")
@@ -93,6 +99,23 @@ def test_sweep_is_shown_and_its_best_spec_opens_in_submit(page: Any, service: Se
     page.locator("text=Open in Submit").click()
     has(page, "#submit-state", "valid")
     page.wait_for_function("document.querySelector('#submit-yaml')?.value?.startsWith('# Trial ')")
+
+
+@pytest.mark.chaos
+def test_ten_thousand_trials(page: Any, service: ServiceSettings, place: Place) -> None:
+    (place.path / "sweep.yaml").write_text(LARGE)
+    sweep, _ = place.start()
+    for path in sweep.dir.path.glob("journal*.jsonl"):
+        path.unlink()
+    write_journal(sweep.dir.journal, place.path / "bare.jsonl", 10_000)
+    page.goto(f"{service.url}/sweep/{sweep.run_id}")
+    has(page, "#sweep-rows", "10,000")
+    has(page, "#sweep-numbers, .sweep-numbers", "10000 of 10000")
+    page.locator("#sweep-grid .ag-row").first.wait_for()
+    assert page.locator("#sweep-grid .ag-row").count() < 100  # the table draws only the rows in sight
+    page.locator("#sweep-parallel path.js-line, #sweep-parallel .trace").first.wait_for(state="attached")
+    page.locator("#sweep-grid .ag-header-cell[col-id='trial']").click(click_count=2)
+    has(page, "#sweep-grid .ag-cell", "9999")
 
 
 def test_form_and_yaml_stay_in_step_and_the_run_is_submitted_once(page: Any, service: ServiceSettings) -> None:

@@ -34,6 +34,7 @@ CONTENT = (
 _FILE = re.compile(r'\b(src|href)="/(?!/)')
 _BEGIN = """<script>(function () {
   var config = document.getElementById("_dash-config"), value = JSON.parse(config.textContent);
+  delete value.websocket; // callbacks are plain HTTP
   value.requests_pathname_prefix = window.hpcaccelPrefix = new URL("%s", location.href).pathname;
   config.textContent = JSON.stringify(value);
 })()</script>"""

@@ -30,6 +30,7 @@ def layout(place: Place) -> html.Div:
         children=[
             dcc.Store(id="submit-key", data=uuid4().hex),
             dcc.Store(id="submit-directory", data=None),
+            dcc.Store(id="submit-begun", data=None),
             dcc.Store(id="submit-problems", data=[]),
             dcc.Store(id="submit-synced", data=0),
             _bar(),
@@ -65,9 +66,10 @@ def _bar() -> html.Header:
 
 
 def _editor() -> list[Any]:
+    # Read-only until the spec to start from has arrived: it would replace what was typed before.
     area = dmc.Textarea(
         id="submit-yaml", value=EMPTY, debounce=400, autosize=True, minRows=16, spellCheck=False, variant="unstyled",
-        className="submit-area", **{"aria-label": "Spec as YAML"},
+        className="submit-area", readOnly=True, **{"aria-label": "Spec as YAML"},
     )  # fmt: skip
     return [
         html.Div([html.Div(id="submit-gutter", role="presentation"), area], className="submit-editor"),

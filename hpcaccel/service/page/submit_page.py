@@ -46,6 +46,8 @@ def _register_start(app: Dash, calls: ClientCalls, fields: dict[str, FormField])
         Output("submit-yaml", "value", allow_duplicate=True),
         Output("submit-directory", "data"),
         Output("submit-result", "children", allow_duplicate=True),
+        Output("submit-yaml", "readOnly"),
+        Output("submit-begun", "data"),
         Input("submit-key", "id"),
         State("url", "search"),
         prevent_initial_call="initial_duplicate",
@@ -54,13 +56,13 @@ def _register_start(app: Dash, calls: ClientCalls, fields: dict[str, FormField])
         try:
             schema, starts, clusters = await calls(_choices)
         except HpcaccelError as error:
-            return states.failed(error), [], [], None, EMPTY, None, None
+            return states.failed(error), [], [], None, EMPTY, None, None, False, None
         sections = form_sections(schema)
         fields.update({one.key: one for section in sections for one in section.fields})
         asked = parse_qs((search or "").lstrip("?"))
         kind, name = next(((kind, asked[kind][0]) for kind in KINDS if kind in asked), ("", ""))
         if not kind:
-            return form(sections, values_of(EMPTY) or {}), starts, clusters, None, EMPTY, None, None
+            return form(sections, values_of(EMPTY) or {}), starts, clusters, None, EMPTY, None, None, False, None
         chosen = f"{kind}:{name}"
         if all(chosen != one["value"] for group in starts for one in group["items"]):
             starts.insert(0, {"group": "Chosen", "items": [{"value": chosen, "label": f"{kind} {name}"}]})
@@ -68,16 +70,18 @@ def _register_start(app: Dash, calls: ClientCalls, fields: dict[str, FormField])
             text, directory = await calls(lambda client: _start(client, kind, name))
         except HpcaccelError as error:
             refused = _refused(states.reason_of(error))
-            return form(sections, values_of(EMPTY) or {}), starts, clusters, None, EMPTY, None, refused
-        return form(sections, values_of(text) or {}), starts, clusters, chosen, text, directory, None
+            return form(sections, values_of(EMPTY) or {}), starts, clusters, None, EMPTY, None, refused, False, None
+        return form(sections, values_of(text) or {}), starts, clusters, chosen, text, directory, None, False, chosen
 
     @app.callback(
         Output("submit-result", "children", allow_duplicate=True),
         Input("submit-start", "value"),
+        State("submit-begun", "data"),
         prevent_initial_call=True,
     )
-    async def start_from(chosen: str | None) -> Any:
-        if not chosen:
+    async def start_from(chosen: str | None, begun: str | None) -> Any:
+        set_props("submit-begun", {"data": None})
+        if not chosen or chosen == begun:
             return no_update
         kind, _, name = chosen.partition(":")
         try:

@@ -3,7 +3,8 @@
   "use strict";
   const SECONDS = 3;
   const WAIT = 5000;
-  const CALLBACK_WAIT = 30000;
+  const CALLBACK_WAIT = 30000; /* of those that the next tick repeats */
+  const ONCE_WAIT = 120000; /* of others: longer than the service itself waits, so that its reason is shown */
   const prefix = window.hpcaccelPrefix || "/";
   const set = (id, props) => window.dash_clientside.set_props(id, props);
   const byId = (id) => document.getElementById(id);
@@ -47,7 +48,8 @@
   window.fetch = function (input, options) {
     const address = typeof input === "string" ? input : input.url;
     if (address.includes("_dash-update-component") && !(options && options.signal)) {
-      options = Object.assign({}, options, { signal: AbortSignal.timeout(CALLBACK_WAIT) });
+      const repeated = /"changedPropIds":\["tick\.data"/.test((options && options.body) || "");
+      options = Object.assign({}, options, { signal: AbortSignal.timeout(repeated ? CALLBACK_WAIT : ONCE_WAIT) });
     }
     return plainFetch(input, options);
   };
@@ -72,7 +74,9 @@
   /* -- the keyboard ------------------------------------------------------------------------------------------------ */
   let before = "";
   const typing = (target) => target.closest("input:not([type=radio], [type=checkbox]), textarea, select, [contenteditable], .cm-editor");
-  const grid = () => window.dash_ag_grid && byId("runs-grid") && window.dash_ag_grid.getApi("runs-grid");
+  const TABLES = { "runs-grid": "run/", "sweeps-grid": "sweep/" };
+  const shown = () => Object.keys(TABLES).find(byId);
+  const grid = () => window.dash_ag_grid && shown() && window.dash_ag_grid.getApi(shown());
 
   function row(step) {
     const api = grid();
@@ -100,8 +104,8 @@
     d: () => byId("scheme").click(),
     j: () => row(1),
     k: () => row(-1),
-    x: () => { const at = focused(); if (at) at.setSelected(!at.isSelected()); },
-    Enter: () => { const at = focused(); if (at) open(prefix + "run/" + encodeURIComponent(at.data.run_id)); },
+    x: () => { const at = shown() === "runs-grid" && focused(); if (at) at.setSelected(!at.isSelected()); },
+    Enter: () => { const at = focused(); if (at) open(prefix + TABLES[shown()] + encodeURIComponent(at.data.run_id)); },
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
