@@ -118,6 +118,21 @@ def test_ten_thousand_trials(page: Any, service: ServiceSettings, place: Place) 
     has(page, "#sweep-grid .ag-cell", "9999")
 
 
+@pytest.mark.chaos
+def test_text_is_typed_only_after_the_start_has_arrived(page: Any, service: ServiceSettings) -> None:
+    def late(route: Any) -> None:
+        if "submit-start.data" in (route.request.post_data or ""):
+            page.wait_for_timeout(3000)
+        route.continue_()
+
+    page.route("**/_dash-update-component", late)
+    page.goto(f"{service.url}/submit")
+    page.fill("#submit-yaml", SPEC.replace("name: demo", "name: early"))
+    has(page, "#submit-script", "#SBATCH --job-name=early")
+    page.locator(".submit-form").wait_for()
+    assert text_of(page).startswith("name: early")
+
+
 def test_form_and_yaml_stay_in_step_and_the_run_is_submitted_once(page: Any, service: ServiceSettings) -> None:
     page.goto(f"{service.url}/submit?file=hello.yaml")
     page.wait_for_function("document.querySelector('#submit-yaml')?.value?.startsWith('name: demo')")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from ..browser.chromium import chromium
 from .scenario import Scenario
 
-WAIT = 300_000
+WAIT = 180_000
 """Longest wait for a step of a scenario, in milliseconds."""
 PICTURES = Path(__file__).parents[2] / "screenshots"
 
@@ -35,6 +36,7 @@ class Browsing:
 
     def see(self, selector: str, text: str = "", *, hidden: bool = False) -> Any:
         """Wait until an element that contains ``text`` is shown (with ``hidden``, until it is there); return it."""
+        print(f"{time.strftime('%X')} waits for {selector} {text}", flush=True)
         found = self.page.locator(selector)
         found = (found.filter(has_text=text) if text else found).first
         found.wait_for(state="attached" if hidden else "visible")
@@ -57,6 +59,7 @@ class Browsing:
         link = self.see("#submit-run")
         run_id = str(link.inner_text()).split()[-1]
         link.click()
+        self.page.wait_for_url(f"**/{run_id}")
         return run_id
 
 
