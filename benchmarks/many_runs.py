@@ -20,7 +20,8 @@ from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core.durable_files import append_line, write_json
 from hpcaccel.core.rank_records import Progress
 from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, to_dict
-from hpcaccel.core.run_dir import RunDir, register
+from hpcaccel.core.registered_runs import register
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.runs.run_index import SETTLING_SECONDS
 
 DAY = 86400.0

@@ -28,7 +28,8 @@ from many_runs import make_run
 
 from hpcaccel import Client
 from hpcaccel.core.records import RunRecord, to_dict
-from hpcaccel.core.run_dir import RunDir, register
+from hpcaccel.core.registered_runs import register
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.submission.runs.run_index import SETTLING_SECONDS
 
 VIEWERS = 200

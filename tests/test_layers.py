@@ -161,7 +161,7 @@ SWEEPS = {
     "study": ["pruning", "sampler", "space", "study"],
     "results": ["analysis", "results"],
     "trials": ["running_trial", "trial_files", "trial_result", "tuner_protocol"],
-    "budget": ["budget"],
+    "budget": ["compute_account", "budget"],
     "overview": ["retry", "sweep_overview"],
     "workers": ["worker_jobs"],
     "tuner": ["next_trial", "tuner", "worker"],

@@ -10,7 +10,8 @@ import pytest
 from hpcaccel import checkpoint_files
 from hpcaccel.core.durable_files import append_line, atomic_write, fsync_directory, read_json, read_lines
 from hpcaccel.core.records import AttemptEnd, from_dict, to_dict
-from hpcaccel.core.run_dir import RunDir, default_runs_dir, index_lines, register
+from hpcaccel.core.registered_runs import index_lines, register
+from hpcaccel.core.run_dir import RunDir, default_runs_dir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunDirectoryError, UserError
 

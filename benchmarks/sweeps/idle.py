@@ -18,7 +18,7 @@ from pathlib import Path
 from hpcaccel.core.durable_files import read_lines
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir
-from hpcaccel.sweeps.budget import ComputeAccount, Held
+from hpcaccel.sweeps.compute_account import ComputeAccount, Held
 from hpcaccel.sweeps.journal_notes import OwnershipNotes
 from hpcaccel.sweeps.journal_reader import StudyRecord
 

@@ -1,14 +1,12 @@
-"""Names and paths of the files in a run directory (the contract between login node, batch step and ranks), and the
-index of a user's runs, through which commands find runs."""
+"""Names and paths of the files in a run directory (the contract between login node, batch step and ranks)."""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import Any
 
-from hpcaccel.core.durable_files import DIRECTORY_MODE, append_line, read_lines, same_sharing
+from hpcaccel.core.durable_files import DIRECTORY_MODE, same_sharing
 from hpcaccel.errors import RunDirectoryError, UserError
 
 __all__ = [
@@ -16,10 +14,8 @@ __all__ = [
     "RunDir",
     "cannot_make",
     "default_runs_dir",
-    "index_lines",
     "new_run_id",
     "numbered_folders",
-    "register",
     "state_home",
 ]
 
@@ -290,23 +286,3 @@ def numbered_folders(folder: Path) -> list[int]:
 def state_home() -> Path:
     """``XDG_STATE_HOME``, or ``~/.local/state``."""
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state"))
-
-
-def _index_path() -> Path:
-    return state_home() / "hpcaccel" / "runs.jsonl"
-
-
-def register(run: RunDir, *, name: str, job_id: str) -> None:
-    """Add a run to the user's index. If the state folder is not writable, the run can be found only in its
-    runs directory or by its path."""
-    path = _index_path()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        append_line(path, {"run_id": run.run_id, "name": name, "job_id": job_id, "path": str(run.path)})
-    except OSError:
-        return
-
-
-def index_lines() -> list[dict[str, Any]]:
-    """All runs in the index, oldest first: ``run_id``, ``name``, ``job_id`` and ``path`` of each."""
-    return [line for line, _ in read_lines(_index_path())]

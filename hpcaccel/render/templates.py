@@ -15,7 +15,7 @@ from hpcaccel.errors import SpecError
 from hpcaccel.render import context as quoting
 from hpcaccel.render.template_cache import template_cache
 
-__all__ = ["NAME", "fill", "our_folder", "own_template"]
+__all__ = ["NAME", "fill", "html_template", "our_folder", "own_template"]
 
 NAME = "sbatch.j2"
 
@@ -25,6 +25,18 @@ def our_folder() -> Path:
     package = Path(__file__).resolve().parents[1]
     inside = package / "templates"
     return inside if inside.is_dir() else package.parent / "templates"
+
+
+def html_template(name: str) -> jinja2.Template:
+    """One of hpcaccel's HTML pages. Values are escaped, and an unknown name is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(our_folder()),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
 
 
 def own_template(place: Path) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import Any
 
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from hpcaccel.errors import HpcaccelError, RunBusy, RunNotFound, SlurmCommandError, SpecError, UserError
 from hpcaccel.spec import JobSpec
+from hpcaccel.view.finite_values import finite
 
 __all__ = ["ERRORS", "ErrorAnswer", "JsonAnswer", "SpecProblem", "add_error_answers", "problems_of"]
 
@@ -30,16 +30,8 @@ class JsonAnswer(JSONResponse):
         try:
             text = json.dumps(content, allow_nan=False, separators=(",", ":"))
         except ValueError:
-            text = json.dumps(_finite(content), allow_nan=False, separators=(",", ":"))
+            text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"))
         return text.encode("ascii")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class SpecProblem(BaseModel):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
+from hpcaccel.service.client_answers import LogText, RunPage, Submission
 from hpcaccel.service.client_connection import TIMEOUT_SECONDS, ServiceConnection, ServiceError, ServiceSpecError
 from hpcaccel.service.json_values import from_json
 
@@ -19,40 +19,6 @@ if TYPE_CHECKING:
     from hpcaccel.view.sweep_view import SweepView
 
 __all__ = ["Client", "LogText", "RunPage", "ServiceError", "ServiceSpecError", "Submission"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunPage:
-    """Some rows of the list of runs or sweeps; ``total`` is the number of all that match."""
-
-    runs: list[Overview]
-    total: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogText:
-    """A range of a log: ``next_offset`` is where the next one begins, ``size`` the size of the file, in bytes."""
-
-    name: str
-    text: str
-    offset: int
-    next_offset: int
-    size: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Submission:
-    """A submitted run or sweep."""
-
-    run_id: str
-    name: str
-    job_id: str
-    path: str
-    cluster: str
-    tasks: int | None
-    repeated: bool
-    """Whether an earlier request with the same key has submitted it."""
-    warnings: list[str] = field(default_factory=list)
 
 
 class Client:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from hpcaccel.core.durable_files import atomic_write, read_json, write_json
-from hpcaccel.core.run_dir import RunDir, register
+from hpcaccel.core.registered_runs import register
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import mark_honoured, open_requests, reopen
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import (
@@ -30,7 +31,8 @@ from hpcaccel.submission.jobs.job_submission import JobSubmission, is_open, may_
 from hpcaccel.submission.jobs.recovery import recover, recover_interrupted
 from hpcaccel.submission.jobs.run_state import read_record
 from hpcaccel.submission.runs.status import RunStatus, status
-from hpcaccel.sweeps.budget import Budget, ComputeAccount, in_hours, raise_it
+from hpcaccel.sweeps.budget import Budget, in_hours, raise_it
+from hpcaccel.sweeps.compute_account import ComputeAccount
 from hpcaccel.sweeps.definition import read_definition, resolved_yaml, sweep_hash
 from hpcaccel.sweeps.journal_file import JournalFile
 from hpcaccel.sweeps.journal_notes import is_drawn

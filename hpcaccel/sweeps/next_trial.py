@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import SpecError
 from hpcaccel.slurm.commands import Slurm
-from hpcaccel.sweeps.budget import ComputeAccount
+from hpcaccel.sweeps.compute_account import ComputeAccount
 from hpcaccel.sweeps.definition import Definition, make_trial
 from hpcaccel.sweeps.journal_file import JournalFile
 from hpcaccel.sweeps.journal_notes import OwnershipNotes, is_surplus

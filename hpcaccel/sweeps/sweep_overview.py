@@ -19,7 +19,8 @@ from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.submission.jobs.run_state import read_record
 from hpcaccel.submission.runs.status import ACTIVE, RunStatus
-from hpcaccel.sweeps.budget import Budget, ComputeAccount
+from hpcaccel.sweeps.budget import Budget
+from hpcaccel.sweeps.compute_account import ComputeAccount
 from hpcaccel.sweeps.journal_notes import DETAIL, ERROR_CLASS, FROM, OwnershipNotes, is_surplus
 from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
 from hpcaccel.sweeps.results import Goal, Point, best, counts, pareto_front

@@ -1,4 +1,4 @@
-"""A question before an action, answered with one key."""
+"""The keys of actions, and the question before an action, answered with one key."""
 
 from __future__ import annotations
 
@@ -6,12 +6,22 @@ from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-__all__ = ["ConfirmScreen"]
+__all__ = ["ACTION_KEYS", "ConfirmScreen"]
+
+ACTION_KEYS: tuple[Binding, ...] = (
+    Binding("s", "act('stop')", "Stop"),
+    Binding("c", "act('cancel')", "Cancel"),
+    Binding("r", "act('resume')", "Resume"),
+    Binding("w", "act('save')", "Save"),
+    Binding("u", "act('requeue')", "Requeue"),
+    Binding("f", "act('finish')", "Finish"),
+)
+"""The keys of the actions on a run."""
 
 
 class ConfirmScreen(ModalScreen[bool]):

@@ -16,6 +16,7 @@ from textual.widgets import ContentSwitcher, Footer, RichLog, Static
 from hpcaccel.core.formatting import clean
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import HpcaccelError
+from hpcaccel.top.confirm_screen import ACTION_KEYS
 from hpcaccel.top.log_tail import LogTail, shown_line
 from hpcaccel.top.run_lines import run_lines, sweep_lines
 from hpcaccel.top.watched_runs import Action, Watched
@@ -44,12 +45,7 @@ class RunScreen(Screen[None]):
         Binding("l", "show('log')", "Log"),
         Binding("b", "show('script')", "Script"),
         Binding("n", "next_source", "Next log", show=False),
-        Binding("s", "act('stop')", "Stop"),
-        Binding("c", "act('cancel')", "Cancel"),
-        Binding("r", "act('resume')", "Resume"),
-        Binding("w", "act('save')", "Save"),
-        Binding("u", "act('requeue')", "Requeue"),
-        Binding("f", "act('finish')", "Finish"),
+        *ACTION_KEYS,
     ]
 
     app: TopApp

@@ -14,7 +14,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from hpcaccel.core.formatting import clean, duration, number, percent, step_of
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.top.confirm_screen import ConfirmScreen
+from hpcaccel.top.confirm_screen import ACTION_KEYS, ConfirmScreen
 from hpcaccel.top.run_screen import RunScreen
 from hpcaccel.top.watched_runs import ACTIONS, Action, WatchedRuns
 from hpcaccel.view.run_overview import RunRow
@@ -62,12 +62,7 @@ class TopApp(App[None]):
         Binding("enter", "open", "Open", show=False),
         Binding("slash", "filter", "Filter"),
         Binding("a", "active_only", "Active"),
-        Binding("s", "act('stop')", "Stop"),
-        Binding("c", "act('cancel')", "Cancel"),
-        Binding("r", "act('resume')", "Resume"),
-        Binding("w", "act('save')", "Save"),
-        Binding("u", "act('requeue')", "Requeue"),
-        Binding("f", "act('finish')", "Finish"),
+        *ACTION_KEYS,
     ]
 
     def __init__(

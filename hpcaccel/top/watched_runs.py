@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.submission.runs.find import known_runs
 from hpcaccel.submission.runs.run_handle import SweepRun, open_run
-from hpcaccel.view.look import look, look_sweep
 from hpcaccel.view.merged_log import first_traceback
-from hpcaccel.view.run_overview import Overview, RunRow, listed
-from hpcaccel.view.sweep_view import SweepView
+from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
+from hpcaccel.view.sweep_view import SweepView, sweep_view
 
 __all__ = ["ACTIONS", "Action", "Watched", "WatchedRuns"]
 
@@ -62,9 +62,9 @@ class WatchedRuns:
     def look(self, path: str, *, is_sweep: bool) -> Watched:
         """The overview of the run or the sweep in the directory ``path``."""
         if is_sweep:
-            return Watched(sweep=look_sweep(path))
-        now = look(path)
-        return Watched(run=now, traceback=first_traceback(RunDir(path)))
+            return Watched(sweep=sweep_view(SweepDir(path)))
+        found = open_run(Path(path))
+        return Watched(run=overview(found.dir, found.status(patient=True)), traceback=first_traceback(found.dir))
 
     def script(self, path: str) -> str:
         """The batch script, as it was submitted."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +15,7 @@ from hpcaccel.submission.jobs.run_state import read_facts, read_record, read_wor
 from hpcaccel.submission.runs.attempts import LOSS, Attempt, count, current_step, read_attempts, total_steps
 from hpcaccel.submission.runs.run_index import SETTLING_SECONDS, CachedOverview, look_at
 from hpcaccel.submission.runs.status import RunStatus, statuses
+from hpcaccel.view.finite_values import finite
 from hpcaccel.view.kept_readings import KeptRows, changed_at, metrics_of
 from hpcaccel.view.life_bar import LifePart
 from hpcaccel.view.present_state import present_state
@@ -111,7 +111,7 @@ class Overview:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict without NaN or infinity, which JSON does not have: they become None."""
-        plain = _finite(asdict(self))
+        plain = finite(asdict(self))
         assert isinstance(plain, dict)
         return plain
 
@@ -169,14 +169,6 @@ def _failure(status: RunStatus, attempts: list[Attempt]) -> dict[str, Any]:
     if end is None or not (status.state == "failed" or (status.state == "cancelled" and end.error_class)):
         return {}  # for example, a run that was cancelled without a failure
     return {"error_class": end.error_class or "", "advice": end.advice}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _NOT_LISTED = ("loss_tail", "ranks", "life", "usage", "hints")

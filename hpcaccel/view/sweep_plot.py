@@ -161,22 +161,13 @@ def _saved(figure: Figure, kind: str) -> bytes:
 
 
 def _page(sweep: Sweep, data: SweepData, panels: list[Panel]) -> str:
-    import jinja2
+    from hpcaccel.render.templates import html_template
 
-    from hpcaccel.render.templates import our_folder
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(our_folder()),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     now = sweep.status()
     is_odd = sum(not panel.wide for panel in panels) % 2 == 1
     wide = {panel.title for panel in panels if panel.wide} | ({panels[-1].title} if is_odd else set())
     columns, rows = _best_rows(sweep, data)
-    return environment.get_template("sweep.html.j2").render(
+    return html_template("sweep.html.j2").render(
         sweep=now,
         made=clock_time(sweep.dir.sweep.stat().st_mtime),
         facts=_facts(now),

@@ -12,10 +12,11 @@ from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.submission.runs.status import status as status_of
 from hpcaccel.sweeps.analysis import rungs
-from hpcaccel.sweeps.budget import ComputeAccount
+from hpcaccel.sweeps.compute_account import ComputeAccount
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import best_first, rows
 from hpcaccel.sweeps.sweep_overview import Study, SweepOverview, sweep_overview
+from hpcaccel.view.finite_values import finite
 from hpcaccel.view.kept_readings import KeptReadings
 from hpcaccel.view.metric_buckets import metrics_buckets
 from hpcaccel.view.sweep_importances import kept_importances
@@ -106,7 +107,7 @@ class SweepView:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict without NaN or infinity, which JSON does not have: they become None."""
-        plain = _finite(asdict(self))
+        plain = finite(asdict(self))
         assert isinstance(plain, dict)
         return plain
 
@@ -222,11 +223,3 @@ def _curves(sweep: SweepDir, trials: Sequence[TrialRecord], leaders: Sequence[in
         if points:
             found.append(TrialCurve(trial=number, state=begun[number].state, points=points))
     return found
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

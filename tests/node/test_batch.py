@@ -22,7 +22,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node import batch, lease
 from hpcaccel.node.allocation import TAKEN_DOWN, LocalAllocation
 from hpcaccel.node.sweep.worker_account import WorkerAccount, record_killed
-from hpcaccel.sweeps.budget import ComputeAccount
+from hpcaccel.sweeps.compute_account import ComputeAccount
 
 from .conftest import ROOT, LocalRun, outcome
 from .sweeping import CONTINUES, STOPS_AND_GOES_ON, Sweep, pid_in

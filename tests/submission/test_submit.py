@@ -15,7 +15,8 @@ import pytest
 
 from hpcaccel.core import progress_notes
 from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.run_dir import RunDir, index_lines
+from hpcaccel.core.registered_runs import index_lines
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SpecError, UserError
 from hpcaccel.render import templates
 from hpcaccel.spec import JobSpec, from_json, load_spec, spec_hash

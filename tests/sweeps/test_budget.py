@@ -9,7 +9,8 @@ import pytest
 from hpcaccel.core.durable_files import append_line
 from hpcaccel.core.records import WorkerEnd, WorkerSeen, WorkerStart, WorkerTaken, to_dict
 from hpcaccel.core.sweep_dir import SweepDir
-from hpcaccel.sweeps.budget import Budget, ComputeAccount, in_hours, too_small, typical
+from hpcaccel.sweeps.budget import Budget, in_hours, too_small, typical
+from hpcaccel.sweeps.compute_account import ComputeAccount
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.run_dir import index_lines
+from hpcaccel.core.registered_runs import index_lines
 from hpcaccel.errors import ClusterError, RunDirectoryError, SlurmCommandError, SlurmUnreachable, SpecError
 from hpcaccel.spec import load_sweep, resolve
 from hpcaccel.submission.jobs.run_state import read_record

@@ -111,7 +111,7 @@ def test_only_the_trial_of_a_worker_known_to_be_dead_is_taken_over(tmp_path: Pat
 def test_trial_of_a_dead_worker_without_a_heartbeat_is_taken_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcaccel.sweeps.budget.FRESH_SECONDS", 0)
+    monkeypatch.setattr("hpcaccel.sweeps.compute_account.FRESH_SECONDS", 0)
     sweep = make_sweep(tmp_path, "sweep.max_trials=9")
     lost = FakeHost(sweep, 0)
     number = lost.hear()["run"]

@@ -8,11 +8,12 @@ import pytest
 
 pytest.importorskip("textual")
 
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.top.log_tail import FIRST_BYTES, MERGED, LogTail, shown_line
 from hpcaccel.top.run_lines import life_line, rank_lines, sparkline, sweep_lines
 from hpcaccel.view.life_bar import LifePart
-from hpcaccel.view.look import look_sweep
 from hpcaccel.view.rank_states import RankState
+from hpcaccel.view.sweep_view import sweep_view
 from tests.test_recorded import Machine
 from tests.view.conftest import HandMade
 from tests.view.conftest import hand_made as hand_made
@@ -56,7 +57,7 @@ def test_ranks_that_do_not_work_are_named() -> None:
 def test_sweep_fits_its_width(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = next((Machine(tmp_path / "recorded").folder / "work" / "runs" / "tuned").iterdir())
-    shown = sweep_lines(look_sweep(path), width=78).plain
+    shown = sweep_lines(sweep_view(SweepDir(path)), width=78).plain
     assert "best      loss 0.3944, trial 0" in shown
     assert "args.lr = 0.2308" in shown
     assert all(len(line) <= 78 for line in shown.splitlines())

@@ -28,13 +28,13 @@ from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, DataTable, RichLog, Static
 
 from hpcaccel.cli.main import program
-from hpcaccel.core.run_dir import RunDir, register
+from hpcaccel.core.registered_runs import register
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import UserError
 from hpcaccel.top.confirm_screen import ConfirmScreen
 from hpcaccel.top.run_screen import RunScreen
 from hpcaccel.top.top_app import TopApp
 from hpcaccel.top.watched_runs import Action, Watched, WatchedRuns
-from hpcaccel.view.look import look
 from hpcaccel.view.run_overview import RunRow, listed
 from tests.view.conftest import HandMade
 
@@ -329,7 +329,7 @@ def test_rows_are_read_with_results_of_slurm_that_may_be_a_minute_old(
     rows, count = WatchedRuns(2).rows()
     assert ([row.run_id for row, _ in rows], count) == (["20261120-153014-4f2c", "20261120-153013-4f2b"], 3)
     assert asked == [{"patient": True}]
-    assert look(rows[0][0].path).state == "completed"
+    assert WatchedRuns().look(rows[0][0].path, is_sweep=False).run.state == "completed"
 
 
 def test_missing_textual_and_missing_terminal_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:

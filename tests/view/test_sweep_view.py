@@ -92,8 +92,9 @@ def test_importances_come_from_a_child_process_and_are_kept(place: Place, monkey
 
 def test_recorded_sweep_is_viewed_without_optuna() -> None:
     code = (
-        "import sys, json; from pathlib import Path; from hpcaccel.view.look import look_sweep;"
-        "view = look_sweep(sys.argv[1]); assert 'optuna' not in sys.modules; assert 'torch' not in sys.modules;"
+        "import sys, json; from hpcaccel.core.sweep_dir import SweepDir;"
+        "from hpcaccel.view.sweep_view import sweep_view; view = sweep_view(SweepDir(sys.argv[1]));"
+        "assert 'optuna' not in sys.modules; assert 'torch' not in sys.modules;"
         "print(json.dumps(view.to_json()))"
     )
     (path,) = RECORDED.iterdir()

@@ -9,17 +9,17 @@ from dash import ClientsideFunction, Dash, Input, Output, dcc, html
 
 from hpcaccel.service.page import (
     confirm,
+    elements,
     run_page,
     runs_table,
-    states,
     submit_layout,
     submit_page,
     sweep_page,
     sweeps_table,
 )
 from hpcaccel.service.page.client_calls import ClientCalls
+from hpcaccel.service.page.elements import labelled
 from hpcaccel.service.page.place import Place, place_of
-from hpcaccel.service.page.states import labelled
 
 __all__ = ["layout", "register"]
 
@@ -101,7 +101,7 @@ def layout(*, demo: bool = False) -> dmc.MantineProvider:
                             ),
                         ],
                     ),
-                    html.Main(id="main", className="main", children=states.loading()),
+                    html.Main(id="main", className="main", children=elements.loading()),
                 ],
             ),
             dmc.Modal(id="keys", title="Keys", centered=True, size="sm", children=_keys(), zIndex=400),
@@ -146,7 +146,7 @@ def _page(place: Place) -> Any:
         return sweep_page.layout(place)
     if place.page == "submit":
         return submit_layout.layout(place)
-    return states.nothing(
+    return elements.nothing(
         "There is no such page", "The address is wrong, or the page has moved.", place.href("runs"), "All runs"
     )
 

@@ -9,9 +9,9 @@ from typing import Any
 from dash import html
 
 from hpcaccel.core.formatting import clock_time, counted, duration
-from hpcaccel.service.page import states
+from hpcaccel.service.page import elements
 from hpcaccel.service.page.place import Place
-from hpcaccel.service.page.run_tables import plain_table
+from hpcaccel.service.page.plain_tables import plain_table
 from hpcaccel.view.life_bar import LifePart
 from hpcaccel.view.run_overview import Overview
 
@@ -59,7 +59,7 @@ def life_section(run: Overview) -> html.Section | None:
         className="card life",
         children=[
             html.Header([html.H2("Life"), html.Span(_summary(run, whole), className="muted")]),
-            html.Div(bars, className="life-bar", role="img", **states.labelled(_words(spent))),
+            html.Div(bars, className="life-bar", role="img", **elements.labelled(_words(spent))),
             html.Div(
                 [html.Span(clock_time(run.life[0].started)), html.Span(clock_time(run.life[-1].ended))],
                 className="life-ends number",
@@ -107,7 +107,7 @@ def attempts_list(run: Overview, place: Place) -> html.Section | None:
             html.Tr(
                 [
                     html.Td(str(attempt.number), className="number"),
-                    html.Td(states.badge(how)),
+                    html.Td(elements.badge(how)),
                     html.Td("" if start is None else clock_time(start.time), className="number muted"),
                     html.Td("" if end is None or end.seconds is None else duration(end.seconds), className="number"),
                     html.Td(_steps(attempt), className="number"),
@@ -131,7 +131,7 @@ def _tasks(run: Overview) -> html.Section:
         html.Tr(
             [
                 html.Td(str(index), className="number"),
-                html.Td(states.badge(task.state)),
+                html.Td(elements.badge(task.state)),
                 html.Td("" if task.step is None else str(task.step), className="number"),
                 html.Td("" if task.last_loss is None else f"{task.last_loss:.4g}", className="number"),
                 html.Td(", ".join(f"{key}={value}" for key, value in task.overrides.items()), className="wide"),

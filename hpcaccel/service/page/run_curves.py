@@ -14,7 +14,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.service.client import Client
-from hpcaccel.service.page import states
+from hpcaccel.service.page import elements
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import place_of
 from hpcaccel.view.metric_buckets import Bucket
@@ -40,7 +40,7 @@ def _curve(index: int) -> html.Section:
         children=[
             dmc.Select(
                 id=f"curve-name-{index}", data=[], size="xs", allowDeselect=False, searchable=True,
-                className="curve-name", **states.labelled("Metric"),
+                className="curve-name", **elements.labelled("Metric"),
             ),
             dcc.Graph(
                 id=f"curve-{index}", config={"displayModeBar": False, "responsive": True}, style={"height": "220px"},
@@ -76,7 +76,7 @@ def _register(app: Dash, calls: ClientCalls, index: int) -> None:
         try:
             names, chosen, curve = await calls(lambda client: _read(client, place.ident, name, index))
         except HpcaccelError as error:
-            states.reason_of(error)  # the head of the page shows it
+            elements.reason_of(error)  # the head of the page shows it
             return (no_update,) * 5
         digest = sha256(json.dumps([names, chosen, [vars(one) for one in curve]]).encode()).hexdigest()
         if digest == seen:

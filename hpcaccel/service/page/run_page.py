@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 from plotly.utils import PlotlyJSONEncoder
 
 from hpcaccel.errors import HpcaccelError, RunNotFound
-from hpcaccel.service.page import confirm, states
+from hpcaccel.service.page import confirm, elements
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.life_section import attempts_list, life_section
 from hpcaccel.service.page.place import Place, place_of
@@ -33,7 +33,7 @@ def layout(place: Place) -> html.Div:
         className="page",
         children=[
             dcc.Store(id="run-seen", data={}),
-            html.Div(id="run-head", children=states.loading()),
+            html.Div(id="run-head", children=elements.loading()),
             html.Div(
                 id="run-body",
                 hidden=True,
@@ -70,9 +70,9 @@ def register(app: Dash, calls: ClientCalls) -> None:
         try:
             run = await calls(lambda client: client.run(place.ident))
         except RunNotFound as error:
-            return states.failed(error, place.href("runs"), "All runs"), *unchanged[1:], True, {}
+            return elements.failed(error, place.href("runs"), "All runs"), *unchanged[1:], True, {}
         except HpcaccelError as error:
-            return states.failed(error), *unchanged[1:], True, {}
+            return elements.failed(error), *unchanged[1:], True, {}
         made = {
             "head": _head(run, place),
             "warnings": warnings(run),
@@ -106,7 +106,7 @@ def _head(run: Overview, place: Place) -> html.Header:
                 className="run-title",
                 children=[
                     html.H1(run.name),
-                    states.badge(run.state),
+                    elements.badge(run.state),
                     html.Div(
                         [confirm.button(name, run.run_id, run.name) for name in _actions(run)], className="buttons"
                     ),

@@ -14,10 +14,10 @@ from plotly.utils import PlotlyJSONEncoder
 from hpcaccel.core.formatting import size
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.service.client import Client
-from hpcaccel.service.page import states
+from hpcaccel.service.page import elements
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
-from hpcaccel.service.page.run_tables import checkpoints_table, usage_tables
+from hpcaccel.service.page.plain_tables import checkpoints_table, usage_tables
 
 __all__ = ["register_texts", "texts_layout"]
 
@@ -48,11 +48,12 @@ def texts_layout() -> html.Section:
                         children=[
                             dmc.Select(
                                 id="run-file", value=MERGED, data=_files({}), size="xs", allowDeselect=False,
-                                className="log-file", **states.labelled("Log file"),
+                                className="log-file", **elements.labelled("Log file"),
                             ),
                             dmc.TextInput(
                                 id="run-find", placeholder="Search in the log", size="xs", debounce=250,
-                                className="filter", rightSection=html.Kbd("/"), **states.labelled("Search in the log"),
+                                className="filter", rightSection=html.Kbd("/"),
+                                    **elements.labelled("Search in the log"),
                             ),
                         ],
                     ),
@@ -91,7 +92,7 @@ def register_texts(app: Dash, calls: ClientCalls) -> None:
             else:
                 content = await calls(lambda client: _content(client, place, tab))
         except HpcaccelError as error:
-            content = html.P(states.reason_of(error), className="hollow")
+            content = html.P(elements.reason_of(error), className="hollow")
         shown = json.dumps([tab, content, None if files is no_update else files], cls=PlotlyJSONEncoder)
         digest = sha256(shown.encode()).hexdigest()
         return (no_update,) * 4 if digest == seen else (content, files, tab != "log", digest)

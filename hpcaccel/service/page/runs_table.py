@@ -12,8 +12,8 @@ from dash import ClientsideFunction, Dash, Input, Output, State, dcc, html, no_u
 
 from hpcaccel.core.formatting import duration
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.service.client import RunPage
-from hpcaccel.service.page import confirm, states
+from hpcaccel.service.client_answers import RunPage
+from hpcaccel.service.page import confirm, elements
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
 from hpcaccel.view.run_overview import Overview
@@ -75,7 +75,7 @@ def layout(place: Place) -> html.Div:
                         debounce=250,
                         rightSection=html.Kbd("/"),
                         className="filter",
-                        **states.labelled("Filter by name or id"),
+                        **elements.labelled("Filter by name or id"),
                     ),
                     _columns_menu(),
                 ],
@@ -191,7 +191,7 @@ def register(app: Dash, calls: ClientCalls) -> None:
                 lambda client: client.runs(state=wanted, name=text or "", sort=sort, limit=ROWS, offset=offset)
             )
         except HpcaccelError as error:
-            return no_update, states.failed(error), True, "", "", no_update, "error"
+            return no_update, elements.failed(error), True, "", "", no_update, "error"
         shown = [_row(run) for run in found.runs]
         digest = sha256(json.dumps([shown, found.total, offset, wanted, text]).encode()).hexdigest()
         if digest == seen:
@@ -248,6 +248,6 @@ def _range(found: RunPage, offset: int) -> str:
 
 def _blank(place: Place, filtered: bool) -> html.Div:
     if filtered:
-        return states.nothing("No run matches", "Choose All, or clear the filter.")
+        return elements.nothing("No run matches", "Choose All, or clear the filter.")
     text = ["Submit a job with the form, or in a terminal: ", html.Code("hpcaccel submit job.yaml"), "."]
-    return states.nothing("No runs yet", text, place.href("submit"), "Submit a job")
+    return elements.nothing("No runs yet", text, place.href("submit"), "Submit a job")

@@ -8,7 +8,7 @@ from uuid import uuid4
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from hpcaccel.service.page import states
+from hpcaccel.service.page import elements
 from hpcaccel.service.page.place import Place
 
 __all__ = ["EMPTY", "layout"]
@@ -38,7 +38,7 @@ def layout(place: Place) -> html.Div:
             html.Div(
                 className="submit-columns",
                 children=[
-                    html.Section([html.H2("Form"), html.Div(id="submit-form", children=states.loading())]),
+                    html.Section([html.H2("Form"), html.Div(id="submit-form", children=elements.loading())]),
                     html.Section([html.Header([html.H2("YAML"), html.Span(id="submit-state")]), *_editor()]),
                     html.Section(_outcome()),
                 ],

@@ -11,10 +11,10 @@ from dash import ALL, ClientsideFunction, Dash, Input, Output, State, ctx, html,
 
 from hpcaccel.errors import HpcaccelError, UserError
 from hpcaccel.service.client import Client
-from hpcaccel.service.page import states
+from hpcaccel.service.page import elements
+from hpcaccel.service.page.checked_text import checked, expected_starts
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import place_of
-from hpcaccel.service.page.submit_checks import checked, expected_starts
 from hpcaccel.service.page.submit_fields import FormField, form_sections
 from hpcaccel.service.page.submit_form import FIELD, form, input_value, spec_value
 from hpcaccel.service.page.submit_layout import EMPTY
@@ -56,7 +56,7 @@ def _register_start(app: Dash, calls: ClientCalls, fields: dict[str, FormField])
         try:
             schema, starts, clusters = await calls(_choices)
         except HpcaccelError as error:
-            return states.failed(error), [], [], None, EMPTY, None, None, False, None
+            return elements.failed(error), [], [], None, EMPTY, None, None, False, None
         sections = form_sections(schema)
         fields.update({one.key: one for section in sections for one in section.fields})
         asked = parse_qs((search or "").lstrip("?"))
@@ -69,7 +69,7 @@ def _register_start(app: Dash, calls: ClientCalls, fields: dict[str, FormField])
         try:
             text, directory = await calls(lambda client: _start(client, kind, name))
         except HpcaccelError as error:
-            refused = _refused(states.reason_of(error))
+            refused = _refused(elements.reason_of(error))
             return form(sections, values_of(EMPTY) or {}), starts, clusters, None, EMPTY, None, refused, False, None
         return form(sections, values_of(text) or {}), starts, clusters, chosen, text, directory, None, False, chosen
 
@@ -87,7 +87,7 @@ def _register_start(app: Dash, calls: ClientCalls, fields: dict[str, FormField])
         try:
             text, directory = await calls(lambda client: _start(client, kind, name))
         except HpcaccelError as error:
-            return _refused(states.reason_of(error))
+            return _refused(elements.reason_of(error))
         set_props("submit-directory", {"data": directory})
         set_props("submit-yaml", {"value": text})
         return None
@@ -227,7 +227,7 @@ def _register_submit(app: Dash, calls: ClientCalls) -> None:
         try:
             run = await calls(lambda client: (client.start_sweep if is_sweep else client.submit)(text, **options))
         except (HpcaccelError, OSError) as error:
-            return _refused(states.reason_of(error)), no_update
+            return _refused(elements.reason_of(error)), no_update
         href = place_of(path).href("sweep" if is_sweep else "run", run.run_id)
         kind = "Sweep" if is_sweep else "Run"
         said: list[Any] = [

@@ -7,7 +7,7 @@ from typing import Any
 from dash import html
 
 from hpcaccel.core.formatting import duration, gpu_hours, number
-from hpcaccel.service.page import confirm, states
+from hpcaccel.service.page import confirm, elements
 from hpcaccel.view.sweep_view import SweepView
 
 __all__ = ["sweep_head"]
@@ -26,7 +26,7 @@ def sweep_head(sweep: SweepView) -> list[Any]:
                 html.Div(
                     [
                         html.H1(sweep.name),
-                        states.badge(sweep.state),
+                        elements.badge(sweep.state),
                         html.Span(sweep.run_id, className="faint sweep-id"),
                     ]
                 ),

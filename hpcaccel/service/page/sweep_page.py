@@ -13,7 +13,7 @@ from dash import Dash, Input, Output, State, dcc, html, no_update
 
 from hpcaccel.core.formatting import number
 from hpcaccel.errors import HpcaccelError
-from hpcaccel.service.page import states, sweep_pictures
+from hpcaccel.service.page import elements, sweep_pictures
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place
 from hpcaccel.service.page.sweep_coordinates import parallel, parameters_of
@@ -42,7 +42,7 @@ def layout(place: Place) -> html.Div:
             dcc.Store(id="sweep-id", data=place.ident),
             dcc.Store(id="sweep-seen", data=""),
             dcc.Store(id="sweep-version", data=None),
-            html.Div(id="sweep-head", children=states.loading()),
+            html.Div(id="sweep-head", children=elements.loading()),
             _best_card(f"{place.href('submit')}?sweep={quote(place.ident)}"),
             html.Div(id="sweep-body", className="is-loading", children=_body()),
         ],
@@ -94,7 +94,12 @@ def _grid() -> dag.AgGrid:
 
 def register(app: Dash, calls: ClientCalls) -> None:
     """Add the callbacks of the page."""
+    _register_figures(app, calls)
+    _register_table(app, calls)
+    _register_best(app, calls)
 
+
+def _register_figures(app: Dash, calls: ClientCalls) -> None:
     @app.callback(
         Output("sweep-head", "children"),
         Output("sweep-body", "className"),
@@ -118,7 +123,7 @@ def register(app: Dash, calls: ClientCalls) -> None:
         try:
             sweep = await calls(lambda client: client.sweep(run_id, rows=False))
         except HpcaccelError as error:
-            return (states.failed(error), "is-loading", *same[2:])
+            return (elements.failed(error), "is-loading", *same[2:])
         digest = json.dumps([sweep.to_json()])
         if digest == seen:
             return same
@@ -133,6 +138,8 @@ def register(app: Dash, calls: ClientCalls) -> None:
         best = (trial, f"Best: trial {trial}", _params(sweep), trial is None)
         return sweep_head(sweep), "", *best, *figures, *missing, *hidden, *shown, _version(sweep, version), digest
 
+
+def _register_table(app: Dash, calls: ClientCalls) -> None:
     @app.callback(
         Output("sweep-grid", "rowData"),
         Output("sweep-grid", "columnDefs"),
@@ -148,10 +155,12 @@ def register(app: Dash, calls: ClientCalls) -> None:
         try:
             rows = await calls(lambda client: client.trials(run_id))
         except HpcaccelError as error:
-            return no_update, no_update, no_update, states.reason_of(error)
+            return no_update, no_update, no_update, elements.reason_of(error)
         figure = parallel(rows, version["metrics"], version["direction"], version["best"])
         return rows, _columns(rows, version["metrics"]), figure, f"{len(rows):,}"
 
+
+def _register_best(app: Dash, calls: ClientCalls) -> None:
     @app.callback(
         Output("sweep-best-yaml", "children"),
         Output("sweep-best-copy", "value"),
@@ -165,7 +174,7 @@ def register(app: Dash, calls: ClientCalls) -> None:
         try:
             text = await calls(lambda client: client.best(run_id, trial=trial))
         except HpcaccelError as error:
-            return states.reason_of(error), "", True
+            return elements.reason_of(error), "", True
         return text, text, False
 
     @app.callback(

@@ -10,7 +10,7 @@ from dash import Dash, Input, Output, State, html, no_update
 from hpcaccel.core.formatting import gpu_hours, number
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.service.client import Client
-from hpcaccel.service.page import states
+from hpcaccel.service.page import elements
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
 
@@ -73,7 +73,7 @@ def register(app: Dash, calls: ClientCalls) -> None:
         try:
             shown, total = await calls(_rows)
         except HpcaccelError as error:
-            return no_update, states.failed(error), True, ""
+            return no_update, elements.failed(error), True, ""
         if shown == before and shown:
             return (no_update,) * 4
         return shown, None if shown else _blank(place_of(path)), not shown, str(total)
@@ -110,4 +110,4 @@ def _blank(place: Place) -> html.Div:
         html.Code("sweep:"),
         ".",
     ]
-    return states.nothing("No sweeps yet", text, place.href("submit"), "Start a sweep")
+    return elements.nothing("No sweeps yet", text, place.href("submit"), "Start a sweep")

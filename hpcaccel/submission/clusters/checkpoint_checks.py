@@ -15,7 +15,8 @@ from hpcaccel.core.durable_files import read_json, read_lines
 from hpcaccel.core.formatting import size
 from hpcaccel.core.rank_records import Timing
 from hpcaccel.core.records import from_dict
-from hpcaccel.core.run_dir import RunDir, index_lines
+from hpcaccel.core.registered_runs import index_lines
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.slurm.site_parsing import EXPEDITED_REQUEUE_PARAMETER
 from hpcaccel.spec import JobSpec

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from hpcaccel.core.durable_files import read_json, read_lines
 from hpcaccel.core.progress_notes import show_note_when_slow
-from hpcaccel.core.run_dir import RunDir, register
+from hpcaccel.core.registered_runs import register
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir, WorkerDir
 from hpcaccel.errors import HpcaccelError, SlurmCommandError
 from hpcaccel.slurm.commands import Slurm

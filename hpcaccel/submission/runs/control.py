@@ -18,7 +18,8 @@ from hpcaccel.core import stop_requests
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import find_launch
 from hpcaccel.core.records import Reason
-from hpcaccel.core.run_dir import RunDir, register
+from hpcaccel.core.registered_runs import register
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import StopRequest, leave_request, mark_honoured, open_requests, reopen, request_state
 from hpcaccel.core.sweep_dir import SweepDir, WorkerDir
 from hpcaccel.errors import RunBusy, SlurmCommandError, UserError

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.run_dir import RunDir, default_runs_dir, index_lines
+from hpcaccel.core.registered_runs import index_lines
+from hpcaccel.core.run_dir import RunDir, default_runs_dir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import HpcaccelError, RunNotFound
 from hpcaccel.slurm.commands import Slurm

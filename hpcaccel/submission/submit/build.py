@@ -19,7 +19,8 @@ import hpcaccel
 from hpcaccel.core.durable_files import append_line, atomic_write, fsync_directory, write_json
 from hpcaccel.core.progress_notes import show_progress
 from hpcaccel.core.records import RunRecord, to_dict
-from hpcaccel.core.run_dir import RunDir, register
+from hpcaccel.core.registered_runs import register
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.spec import JobSpec, spec_hash, to_yaml
 from hpcaccel.submission.calls import FUNCTION_FILE

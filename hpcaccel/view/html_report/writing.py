@@ -45,18 +45,9 @@ def checked_target(out: Path, option: str, suffixes: Sequence[str]) -> Path:
 
 def html_of(page: Page) -> str:
     """The page as one HTML file, which loads nothing else."""
-    import jinja2
+    from hpcaccel.render.templates import html_template
 
-    from hpcaccel.render.templates import our_folder
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(our_folder()),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(page=page, version=hpcaccel.__version__)
+    return html_template("report.html.j2").render(page=page, version=hpcaccel.__version__)
 
 
 def write_report(chosen: Sequence[AnyRun], *, html: Path | None = None, png: Path | None = None) -> list[Path]:

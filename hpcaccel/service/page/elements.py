@@ -1,4 +1,4 @@
-"""What a page shows when there is nothing to show: an empty list, an error, a part that is still loading."""
+"""Elements that several pages share: an empty list, an error, a part that is still loading, a run's state."""
 
 from __future__ import annotations
 
