@@ -3,23 +3,20 @@ run of its name."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
 from hpcaccel.service.answers import ERRORS, JsonAnswer
+from hpcaccel.service.run_readings import MOST_BUCKETS
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
-from hpcaccel.submission.submit.comparison import changes_since_previous
-from hpcaccel.view.change_lines import change_lines
-from hpcaccel.view.merged_log import LogLine, first_traceback, merged_log
-from hpcaccel.view.metric_buckets import Bucket, metric_names
+from hpcaccel.view.merged_log import LogLine
+from hpcaccel.view.metric_buckets import Bucket
 
 __all__ = ["detail_routes"]
-
-MOST_BUCKETS = 5000
 
 
 class FirstTraceback(BaseModel):
@@ -36,7 +33,7 @@ def detail_routes(source: RunSource) -> APIRouter:
     @routes.get("/runs/{run_id}/metric-names", response_model=list[str])
     def names(run_id: RunId) -> JsonAnswer:
         """The names of all metrics that the run has logged."""
-        return JsonAnswer(metric_names(source.find(run_id).dir))
+        return JsonAnswer(source.read(run_id, "metric-names"))
 
     @routes.get("/runs/{run_id}/metrics", response_model=dict[str, list[Bucket]])
     def metrics(
@@ -48,7 +45,7 @@ def detail_routes(source: RunSource) -> APIRouter:
 
         One line across all attempts: for a step that was repeated, the value of the newest attempt.
         """
-        return JsonAnswer(_plain(source.metrics(run_id, names or ["loss"], buckets)))
+        return JsonAnswer(source.read(run_id, "metrics", names=names or ["loss"], buckets=buckets))
 
     @routes.get("/runs/{run_id}/merged-log", response_model=list[LogLine])
     def merged(
@@ -57,23 +54,16 @@ def detail_routes(source: RunSource) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=20_000, description="Maximum number of lines.")] = 1000,
     ) -> JsonAnswer:
         """The newest lines of the ranks and the supervisor of an attempt, with equal lines of several ranks joined."""
-        return JsonAnswer([vars(line) for line in merged_log(source.find(run_id).dir, attempt, limit=limit)])
+        return JsonAnswer(source.read(run_id, "merged-log", attempt=attempt, limit=limit))
 
     @routes.get("/runs/{run_id}/traceback", response_model=FirstTraceback)
     def traceback(run_id: RunId) -> JsonAnswer:
         """The traceback of the rank that failed first."""
-        found = first_traceback(source.find(run_id).dir)
-        rank, text = (None, None) if found is None else found
-        return JsonAnswer({"rank": rank, "text": text})
+        return JsonAnswer(source.read(run_id, "traceback"))
 
     @routes.get("/runs/{run_id}/diff", response_class=PlainTextResponse)
     def diff(run_id: RunId) -> PlainTextResponse:
         """The changes of settings and code since the previous run of this name; empty for the first one."""
-        found = changes_since_previous(source.find(run_id).dir)
-        return PlainTextResponse("" if found is None else "".join(f"{line}\n" for line in change_lines(found)))
+        return PlainTextResponse(source.read(run_id, "diff"))
 
     return routes
-
-
-def _plain(found: dict[str, list[Bucket]]) -> dict[str, Any]:
-    return {name: [vars(bucket) for bucket in curve] for name, curve in found.items()}

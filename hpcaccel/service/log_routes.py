@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,25 +15,20 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from hpcaccel.core.run_dir import RunDir, numbered_folders
 from hpcaccel.errors import RunNotFound
 from hpcaccel.service.answers import ERRORS, JsonAnswer
+from hpcaccel.service.log_parts import MOST_BYTES, PART_BYTES, LogPart, log_path, read_part
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.submission.runs.status import ACTIVE
 
 __all__ = ["log_routes"]
 
-MOST_BYTES = 512 << 10
-"""Largest range of one answer."""
-PART_BYTES = 64 << 10
-"""Bytes that a stream reads at a time: as much as one slow client keeps in memory."""
 POLL_SECONDS = 1.0
 BEAT_SECONDS = 15.0
 """A comment is sent this often, so that proxies keep the connection and a disconnected client is noticed."""
 STATUS_SECONDS = 5.0
 _RANK_LOG = re.compile(r"([1-9][0-9]{0,5})/([0-9]{1,6})\.log")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.log")
 
 
 class LogFile(BaseModel):
@@ -42,19 +36,6 @@ class LogFile(BaseModel):
 
     name: str
     bytes: int
-
-
-class LogPart(BaseModel):
-    """A range of a log file. Bytes that are not UTF-8 are replaced."""
-
-    name: str
-    text: str
-    offset: int
-    """Where the range begins, in bytes."""
-    next_offset: int
-    """Where the next range begins."""
-    size: int
-    """Size of the file when it was read."""
 
 
 LogName = Annotated[str, Query(description="A name from the list of logs, such as 1/0.log.")]
@@ -67,8 +48,7 @@ def log_routes(source: RunSource) -> APIRouter:
     @routes.get("/runs/{run_id}/logs", response_model=list[LogFile])
     def logs(run_id: RunId) -> JsonAnswer:
         """The log files: of the batch script, and of each attempt's ranks and supervisor."""
-        found = log_files(source.find(run_id).dir)
-        return JsonAnswer([{"name": name, "bytes": path.stat().st_size} for name, path in found.items()])
+        return JsonAnswer(source.read(run_id, "logs"))
 
     @routes.get("/runs/{run_id}/logs/{name:path}/stream", response_class=StreamingResponse, responses=_STREAM)
     async def stream(
@@ -85,10 +65,10 @@ def log_routes(source: RunSource) -> APIRouter:
         The id of an event is the next offset: a browser that reconnects goes on there. While the run is active, the
         log of a rank that has not begun is waited for.
         """
-        path = await anyio.to_thread.run_sync(_log_to_come, source, run_id, name)
+        read = await anyio.to_thread.run_sync(_reader, source, run_id, name)
         last = last_event_id or ""
         begin = int(last) if last.isdecimal() and len(last) < 18 else offset
-        follower = _Follower(source, run_id, path, max(0, begin) if begin >= 0 else begin)
+        follower = _Follower(source, run_id, read, max(0, begin) if begin >= 0 else begin)
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(follower.events(request), media_type="text/event-stream", headers=headers)
 
@@ -102,7 +82,7 @@ def log_routes(source: RunSource) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=MOST_BYTES)] = PART_BYTES,
     ) -> JsonAnswer:
         """A range of a log."""
-        return JsonAnswer(read_part(_log(source, run_id, name), name, offset, limit).model_dump())
+        return JsonAnswer(source.read(run_id, "log", name=name, offset=offset, limit=limit))
 
     return routes
 
@@ -112,70 +92,48 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 }
 
 
-def log_files(run: RunDir) -> dict[str, Path]:
-    """The log files of a run by name. Links are left out: a rank could link to any file."""
-    found = {run.slurm_log.name: run.slurm_log}
-    for attempt in numbered_folders(run.attempts):
-        folder = run.attempt(attempt)
-        names = sorted((entry.name for entry in os.scandir(folder) if _NAME.fullmatch(entry.name)), key=_order)
-        found |= {f"{attempt}/{name}": folder / name for name in names}
-    return {name: path for name, path in found.items() if path.is_file() and not path.is_symlink()}
-
-
-def _order(name: str) -> tuple[bool, int, str]:
-    stem = name.removesuffix(".log")
-    return (not stem.isdecimal(), int(stem) if stem.isdecimal() else 0, name)
-
-
-def _log(source: RunSource, token: str, name: str) -> Path:
-    run = source.find(token).dir
-    path = log_files(run).get(name)
-    if path is None:
-        raise RunNotFound(f"run {run.run_id} has no log {name[:80]!r}")
-    return path
-
-
-def _log_to_come(source: RunSource, token: str, name: str) -> Path:
-    """The path of a log, or the one that a rank of an active run will write.
+def _reader(source: RunSource, token: str, name: str) -> Callable[[int, int], LogPart]:
+    """What reads ranges of a log, or of the one that a rank of an active run will write.
 
     Raises:
         RunNotFound: there is no such run, or no such log.
     """
+    is_there = source.is_there(token)
+    path = None if is_there else _path_to_come(source, token, name)
+
+    def read(offset: int, limit: int) -> LogPart:
+        try:
+            if path is None:
+                return LogPart(**source.read(token, "log", name=name, offset=offset, limit=limit))
+            if path.exists() and not path.is_symlink():
+                return read_part(path, name, offset, limit)
+        except RunNotFound:
+            if not _may_come(source, token, name):
+                raise
+        return LogPart(name, "", offset, offset, max(0, offset))  # the rank has not begun
+
+    if is_there:
+        read(0, 1)
+    return read
+
+
+def _path_to_come(source: RunSource, token: str, name: str) -> Path:
+    run = source.find(token).dir
     try:
-        return _log(source, token, name)
+        return log_path(run, name)
     except RunNotFound:
         rank_log = _RANK_LOG.fullmatch(name)
-        if rank_log is None or source.overview(token).state not in ACTIVE:
+        if rank_log is None or not _may_come(source, token, name):
             raise
-        path = source.find(token).dir.rank_log(int(rank_log[1]), int(rank_log[2]))
+        path = run.rank_log(int(rank_log[1]), int(rank_log[2]))
         if path.is_symlink():
             raise
         return path
 
 
-def read_part(path: Path, name: str, offset: int, limit: int) -> LogPart:
-    """Read at most ``limit`` bytes. A character that is cut at the end is left for the next range."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        begin = min(offset, size) if offset >= 0 else max(0, size + offset)
-        file.seek(begin)
-        data = file.read(limit)
-    cut = _unfinished(data) if begin + len(data) < size or len(data) == limit else 0
-    data = data[: len(data) - cut] if cut < len(data) else data
-    return LogPart(
-        name=name, text=data.decode(errors="replace"), offset=begin, next_offset=begin + len(data), size=size
-    )
-
-
-def _unfinished(data: bytes) -> int:
-    """Number of bytes at the end of ``data`` that begin a UTF-8 character without completing it."""
-    for length in range(1, min(3, len(data)) + 1):
-        byte = data[-length]
-        if byte >= 0xC0:
-            return length if length < (2 if byte < 0xE0 else 3 if byte < 0xF0 else 4) else 0
-        if byte < 0x80:
-            return 0
-    return 0
+def _may_come(source: RunSource, token: str, name: str) -> bool:
+    """Whether a rank of an active run may still write this log."""
+    return _RANK_LOG.fullmatch(name) is not None and source.overview(token).state in ACTIVE
 
 
 @dataclass
@@ -184,16 +142,17 @@ class _Follower:
 
     source: RunSource
     token: str
-    path: Path
+    read: Callable[[int, int], LogPart]
+    """Reads a range from an offset, of at most so many bytes."""
     offset: int
 
     async def events(self, request: Request) -> AsyncIterator[bytes]:
         quiet = since_status = 0.0
         ended = False
         while True:
-            part = await anyio.to_thread.run_sync(self._read, self.offset)
+            part = await anyio.to_thread.run_sync(self.read, self.offset, PART_BYTES)
             if part.size < part.offset:
-                part = await anyio.to_thread.run_sync(self._read, 0)
+                part = await anyio.to_thread.run_sync(self.read, 0, PART_BYTES)
             self.offset = part.next_offset
             if part.text:
                 quiet = 0.0
@@ -217,11 +176,6 @@ class _Follower:
             await anyio.sleep(POLL_SECONDS)
             quiet += POLL_SECONDS
             since_status += POLL_SECONDS
-
-    def _read(self, offset: int) -> LogPart:
-        if not self.path.exists() or self.path.is_symlink():  # the rank has not begun
-            return LogPart(name="", text="", offset=offset, next_offset=offset, size=max(0, offset))
-        return read_part(self.path, "", offset, PART_BYTES)
 
     def _ended(self) -> bool:
         try:

@@ -9,8 +9,6 @@ from fastapi import APIRouter, Path, Query
 from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import BaseModel
 
-from hpcaccel.core.durable_files import read_lines
-from hpcaccel.errors import RunNotFound
 from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.view.run_overview import Overview, RunRow
@@ -61,25 +59,22 @@ def run_routes(source: RunSource) -> APIRouter:
     @routes.get("/runs/{run_id}/script", response_class=PlainTextResponse)
     def script(run_id: RunId) -> PlainTextResponse:
         """The batch script."""
-        return _text(source, run_id, "script")
+        return PlainTextResponse(source.read(run_id, "script"))
 
     @routes.get("/runs/{run_id}/spec", response_class=PlainTextResponse)
     def spec(run_id: RunId) -> PlainTextResponse:
         """The spec as YAML, with all values that were set."""
-        return _text(source, run_id, "spec_yaml")
+        return PlainTextResponse(source.read(run_id, "spec"))
 
     @routes.get("/runs/{run_id}/ledger", response_model=list[dict[str, Any]])
     def ledger(run_id: RunId) -> JsonAnswer:
         """The lines of the ledger: one when an attempt starts, and one when it ends."""
-        return JsonAnswer([line for line, _ in read_lines(source.find(run_id).dir.ledger)])
+        return JsonAnswer(source.read(run_id, "ledger"))
 
     @routes.get("/runs/{run_id}/checkpoints", response_model=list[dict[str, Any]])
     def checkpoints(run_id: RunId) -> JsonAnswer:
         """The checkpoints, oldest first. Manifests and sizes are checked."""
-        from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched
-
-        run = source.find(run_id).dir
-        return JsonAnswer([row.to_json() for row in [*list_checkpoints(run.checkpoints), *list_watched(run)]])
+        return JsonAnswer(source.read(run_id, "checkpoints"))
 
     return routes
 
@@ -93,13 +88,3 @@ async def _pieces(key: str, rows: Sequence[RunRow], total: int) -> AsyncIterator
             yield piece.encode(errors="replace")
             piece = ""
     yield f"{piece}]}}".encode(errors="replace")
-
-
-def _text(source: RunSource, token: str, name: Literal["script", "spec_yaml"]) -> PlainTextResponse:
-    """A text file of a run, or of the first task of an array."""
-    run = source.find(token).dir
-    for place in (run, run.task(0)):
-        path = getattr(place, name)
-        if path.is_file():
-            return PlainTextResponse(path.read_text(encoding="utf-8", errors="replace"))
-    raise RunNotFound(f"run {run.run_id} has no {getattr(run, name).name}")

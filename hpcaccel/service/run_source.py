@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunNotFound, SpecError, UserError
 from hpcaccel.service.behind_ssh.remote_runs import RemoteRun, RemoteRuns
+from hpcaccel.service.run_readings import SWEEP_READINGS, read_run
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.service.shared_values import SharedValues
 from hpcaccel.spec import ClusterProfile, load_profile, profile_names
 from hpcaccel.submission.runs.find import FoundRun, find_run, known_runs
-from hpcaccel.submission.runs.run_handle import AnyRun, open_run
-from hpcaccel.view.metric_buckets import Bucket, metrics_buckets
+from hpcaccel.submission.runs.run_handle import AnyRun, SweepRun, open_run
 from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
-from hpcaccel.view.sweep_view import SweepView, sweep_view
 
 __all__ = ["SORTS", "RunSource"]
 
@@ -37,15 +35,14 @@ class RunSource:
         self._rows: SharedValues[list[RunRow]] = SharedValues(seconds=2.0, most=1)
         self._pages: SharedValues[list[RunRow]] = SharedValues(seconds=1.0, most=50)
         self._overviews: SharedValues[Overview] = SharedValues(seconds=1.0, most=200)
-        self._curves: SharedValues[dict[str, list[Bucket]]] = SharedValues(seconds=1.0, most=100)
-        self._sweeps: SharedValues[SweepView] = SharedValues(seconds=1.0, most=50)
+        self._readings: SharedValues[Any] = SharedValues(seconds=1.0, most=150)
         self.remote = RemoteRuns(_profiles_behind_ssh())
         """Runs on the clusters of profiles with ``host``."""
         self._paths: dict[str, Path] = {}
 
     def changed(self) -> None:
         """An action has changed something: read it again for the next request."""
-        for values in (self._known, self._rows, self._pages, self._overviews, self._sweeps):
+        for values in (self._known, self._rows, self._pages, self._overviews, self._readings):
             values.forget()
         self.remote.changed()
 
@@ -61,8 +58,8 @@ class RunSource:
         """
         if _REMOTE.fullmatch(token):
             raise UserError(
-                f"{token}: of a run behind SSH, the list, its overview and actions are shown here. For the rest, "
-                f"`hpcaccel logs {token}`, `hpcaccel pull {token}`, or `hpcaccel serve` on that cluster"
+                f"{token} is behind SSH, where this cannot be done from here: use the command line, "
+                f"or `hpcaccel serve` on that cluster"
             )
         if not _TOKEN.fullmatch(token) or ".." in token:
             raise RunNotFound(f"{token[:80]!r} is not the name of a run")
@@ -80,8 +77,7 @@ class RunSource:
         Raises:
             RunNotFound: there is no such run.
         """
-        found = self.remote.find(token) if _REMOTE.fullmatch(token) else None
-        return self.find(token) if found is None else found
+        return self._there(token) or self.find(token)
 
     def known(self) -> list[FoundRun]:
         """All runs and sweeps, oldest first."""
@@ -93,7 +89,7 @@ class RunSource:
         Raises:
             RunNotFound: there is no such run.
         """
-        if _REMOTE.fullmatch(token) and (there := self.remote.find(token)) is not None:
+        if (there := self._there(token)) is not None:
             return self.remote.overview(there)
         run = self.find(token)
         return self._overviews.get(run.path, lambda: overview(run.dir, run.status(patient=True)))
@@ -121,19 +117,38 @@ class RunSource:
         chosen.sort(key=lambda row: _order(getattr(row, key)), reverse=sort.startswith("-"))
         return chosen[offset : offset + limit], len(chosen)
 
-    def metrics(self, token: str, names: Sequence[str], buckets: int) -> dict[str, list[Bucket]]:
-        """Curves of a run, see :func:`hpcaccel.view.metric_buckets.metrics_buckets`.
+    def read(self, token: str, what: str, **options: Any) -> Any:
+        """A reading of a run or a sweep, here or behind SSH, as JSON values; see :mod:`hpcaccel.service.run_readings`.
 
         Raises:
             RunNotFound: there is no such run.
+            UserError: a reading of a sweep, but the run is none; or the cluster cannot be reached.
         """
-        run = self.find(token).dir
-        key = (run.path, tuple(names), buckets)
-        return self._curves.get(key, lambda: metrics_buckets(run, names, buckets))
+        if (there := self._there(token)) is not None:
+            return self.remote.read(there, what, options)
+        of_sweep = what in SWEEP_READINGS
+        run = self.find(token, only_sweeps=of_sweep)
+        if of_sweep and not isinstance(run, SweepRun):
+            raise UserError(f"{run.run_id} is a run, not a sweep")
+        if what == "sweep":
+            found = self._readings.get((run.path, what), lambda: read_run(run.dir, what, {"rows": True}))
+            return found if options["rows"] else {**found, "rows": []}
+        if what == "metrics":
+            key = (run.path, what, tuple(options["names"]), options["buckets"])
+            return self._readings.get(key, lambda: read_run(run.dir, what, options))
+        return read_run(run.dir, what, options)
 
-    def sweep(self, path: Path) -> SweepView:
-        """The view of the sweep in the directory ``path``."""
-        return self._sweeps.get(path, lambda: sweep_view(SweepDir(path)))
+    def _there(self, token: str) -> RemoteRun | None:
+        """The run on a cluster behind SSH; None for one on this machine."""
+        return self.remote.find(token) if _REMOTE.fullmatch(token) else None
+
+    def is_there(self, token: str) -> bool:
+        """Whether this is a run on a cluster behind SSH.
+
+        Raises:
+            RunNotFound: there is no such cluster.
+        """
+        return self._there(token) is not None
 
     def sweeps(self, *, limit: int, offset: int) -> tuple[list[RunRow], int]:
         """The newest sweeps from ``offset`` on, and the number of all sweeps."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Query
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
 from hpcaccel.errors import UserError
@@ -19,7 +18,6 @@ from hpcaccel.service.spec_requests import SPEC_BODY, SpecRequest, read_spec_req
 from hpcaccel.service.submit_routes import SUBMITTED, SubmittedRun
 from hpcaccel.submission.runs.run_handle import SweepRun, open_run
 from hpcaccel.submission.submit.idempotent import once_or_always
-from hpcaccel.sweeps.results import to_json
 from hpcaccel.sweeps.start_sweep import advice_afterwards, prepare_sweep, start_sweep
 from hpcaccel.sweeps.sweep_handle import Sweep
 from hpcaccel.view.run_overview import Overview
@@ -58,13 +56,12 @@ def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
         run_id: RunId, rows: Annotated[bool, Query(description="Whether to include the row of each trial.")] = True
     ) -> JsonAnswer:
         """A sweep: trials, the best so far, workers, budget, rungs, curves, importances."""
-        found = source.sweep(_sweep(source, run_id).path)
-        return JsonAnswer((found if rows else replace(found, rows=[])).to_json())
+        return JsonAnswer(source.read(run_id, "sweep", rows=rows))
 
     @routes.get("/sweeps/{run_id}/trials", response_model=list[dict[str, Any]])
-    def trials(run_id: RunId) -> Response:
+    def trials(run_id: RunId) -> JsonAnswer:
         """A row for each trial: state, metrics, parameters, steps, cost."""
-        return Response(to_json(_sweep(source, run_id).table()), media_type="application/json")
+        return JsonAnswer(source.read(run_id, "trials"))
 
     @routes.get("/sweeps/{run_id}/best", response_class=PlainTextResponse)
     def best(
@@ -73,7 +70,7 @@ def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
         metric: Annotated[str | None, Query(max_length=200)] = None,
     ) -> PlainTextResponse:
         """The best trial (or the given one) as a spec in YAML."""
-        return PlainTextResponse(_sweep(source, run_id).best(trial=trial, metric=metric).to_yaml())
+        return PlainTextResponse(source.read(run_id, "best", trial=trial, metric=metric))
 
     @routes.post("/sweeps", status_code=201, responses=SUBMITTED, openapi_extra=SPEC_BODY)
     def start(asked: Annotated[SpecRequest, Depends(read_spec_request)]) -> JsonAnswer:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcaccel import Client
+from hpcaccel.errors import RunNotFound
 
 from .login_node import LoginNode, free_port, wait_for
 
@@ -28,6 +29,20 @@ def test_a_service_on_the_laptop_shows_and_steers_the_runs_of_a_cluster(node: Lo
             wait_for(lambda: [row for row in client.runs().runs if row.cluster == "alps"], "the list of the cluster")
             token = f"alps:{run['run_id']}"
             assert client.run(token).state == "pending"
+            assert "#SBATCH" in client.script(token)
+            assert "name: toy" in client.spec(token)
+            assert client.ledger(token) == [] and client.metric_names(token) == []
+            assert client.traceback(token) is None and client.diff(token) == ""
+            before = node.sessions()
+            assert client.metrics(token, ["accuracy"]) is not None and client.merged_log(token) is not None
+            assert node.sessions() == before, "one program on the login node answers all questions"
+            log = node.runs / "toy" / run["run_id"] / "slurm.log"
+            log.write_text("hello from there\n")
+            wait_for(lambda: "slurm.log" in client.logs(token), "the log")
+            assert client.log(token, "slurm.log", -6).text == "there\n"
+            node.kill_programs()
+            with pytest.raises(RunNotFound, match="no run"):
+                client.script("alps:nowhere")
             client.cancel(token)
             wait_for(lambda: client.run(token).state == "cancelled", "cancelled")
             assert [job[2] for job in node.jobs()] == ["CANCELLED"]

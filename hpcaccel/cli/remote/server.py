@@ -191,6 +191,15 @@ def _pull(request: dict[str, Any], frames: FrameWriter) -> None:
     frames.send("exit", code=0)
 
 
+def _readings(request: dict[str, Any], frames: FrameWriter) -> None:
+    """Answer a service's questions about runs, one a line, until stdin is closed."""
+    from hpcaccel.service.behind_ssh.reading_answers import answer_readings
+
+    frames.send("ready")
+    answer_readings(sys.stdin.buffer, frames.send)
+    frames.send("exit", code=0)
+
+
 _ACTIONS = {
     "command": _command,
     "environment": _environment,
@@ -198,6 +207,7 @@ _ACTIONS = {
     "logs": _logs,
     "look": _look,
     "pull": _pull,
+    "readings": _readings,
     "receive": _receive,
     "submit": _submit,
 }

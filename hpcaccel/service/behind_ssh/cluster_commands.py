@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcaccel.errors import UserError
+from hpcaccel.service.behind_ssh.reading_session import ReadingSession
 from hpcaccel.spec import ClusterProfile
 from hpcaccel.submission.remote.remote_cluster import Payloads, RemoteCluster, RemoteRequest
 from hpcaccel.submission.remote.remote_index import pending_command
@@ -16,12 +17,15 @@ __all__ = ["ClusterCommands"]
 
 
 class ClusterCommands:
-    """Runs commands on the login node of a profile with ``host``, one at a time."""
+    """Runs commands on the login node of a profile with ``host``, one at a time; beside them, a program there answers
+    questions about runs. All use one connection."""
 
     def __init__(self, profile: ClusterProfile) -> None:
         self.name = profile.name
         self._cluster = RemoteCluster(profile)
         self._lock = threading.Lock()
+        self._connecting = threading.Lock()
+        self._session = ReadingSession(profile.name, self._converse)
 
     def read(self, *words: str) -> Any:
         """The JSON that a command prints, which only reads.
@@ -43,8 +47,18 @@ class ClusterCommands:
                 raise
             pending.done = True
 
+    def ask(self, run: str, what: str, options: dict[str, Any]) -> Any:
+        """A reading of a run; see :class:`ReadingSession`."""
+        return self._session.ask(run, what, options)
+
     def close(self) -> None:
+        self._session.close()
         self._cluster.close()
+
+    def _converse(self, request: dict[str, Any], talk: Callable[[RemoteRequest], Any]) -> Any:
+        with self._connecting:
+            _ = self._cluster.connection  # one for all threads
+        return self._cluster.converse(request, talk)
 
     def _run(self, words: Sequence[str], more: dict[str, Any]) -> bytes:
         request = {"do": "command", "args": list(words), "terminal_columns": None, **more}
@@ -59,7 +73,7 @@ class ClusterCommands:
             return conversation.to_the_end(secrets=refuse_secrets)
 
         with self._lock:
-            head, output = self._cluster.again(lambda: self._cluster.converse(request, talk))
+            head, output = self._cluster.again(lambda: self._converse(request, talk))
         if int(head["code"]) != 0:
             sentence = output.get("err", b"").decode("utf-8", "replace").strip().removeprefix("error: ")
             raise UserError(sentence or f"`hpcaccel {' '.join(words)}` failed on {self.name}")

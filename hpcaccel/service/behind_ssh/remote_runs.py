@@ -23,6 +23,9 @@ LIST_SECONDS = 30.0
 NEWEST = 200
 """Number of runs of each cluster that are listed."""
 
+READING_SECONDS = 3.0
+"""Age after which a reading of a run is read again."""
+
 
 @dataclass
 class _Place:
@@ -74,6 +77,7 @@ class RemoteRuns:
         self._places = {profile.name: _Place(ClusterCommands(profile)) for profile in profiles if profile.host}
         self._lock = threading.Lock()
         self._overviews: SharedValues[Overview] = SharedValues(seconds=5.0, most=200)
+        self._readings: SharedValues[Any] = SharedValues(seconds=READING_SECONDS, most=300)
 
     def rows(self) -> list[RunRow]:
         """The rows of all clusters as last read; lists that are too old are read again meanwhile."""
@@ -123,9 +127,16 @@ class RemoteRuns:
 
         return self._overviews.get(run.run_id, read)
 
+    def read(self, run: RemoteRun, what: str, options: dict[str, Any]) -> Any:
+        """A reading of a run, see :func:`hpcaccel.service.run_readings.read_run`. Errors are those of
+        :meth:`ClusterCommands.ask`."""
+        key = (run.run_id, what, json.dumps(options, sort_keys=True))
+        return self._readings.get(key, lambda: run.commands.ask(run.token, what, options))
+
     def changed(self) -> None:
         """Read everything again for the next request."""
         self._overviews.forget()
+        self._readings.forget()
         for place in self._places.values():
             place.read = float("-inf")
 

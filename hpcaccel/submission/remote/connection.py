@@ -42,7 +42,7 @@ BROKEN = (SSHException, EOFError, OSError)
 
 
 class FabricConnection(Connection):
-    """A connection that is opened at its first use and kept open.
+    """A connection that is opened at its first use and kept open. Several threads can use it.
 
     Args:
         host: ``user@login``, ``login:2222``, or a ``Host`` of the user's ssh config.
@@ -53,6 +53,7 @@ class FabricConnection(Connection):
         self._host = host
         self._cluster = cluster
         self._connection: Any = None
+        self._opening = threading.Lock()
 
     def start(self, command: str) -> ProgramSession:
         channel = self._channel()
@@ -82,11 +83,13 @@ class FabricConnection(Connection):
         _close(connection)
 
     def _channel(self) -> Channel:
-        if self._connection is None or not self._connection.is_connected:
-            self.close()
-            self._connection = self._open()
+        with self._opening:
+            if self._connection is None or not self._connection.is_connected:
+                self.close()
+                self._connection = self._open()
+            connection = self._connection
         try:
-            channel: Channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
+            channel: Channel = connection.transport.open_session(timeout=CONNECT_SECONDS)
         except BROKEN as error:
             self.close()
             raise ConnectionLost(f"the connection to {self._host} was lost: {error}") from None
