@@ -31,11 +31,11 @@ def test_a_service_on_the_laptop_shows_and_steers_the_runs_of_a_cluster(node: Lo
             assert client.run(token).state == "pending"
             assert "#SBATCH" in client.script(token)
             assert "name: toy" in client.spec(token)
-            assert client.ledger(token) == [] and client.metric_names(token) == []
-            assert client.traceback(token) is None and client.diff(token) == ""
-            before = node.sessions()
-            assert client.metrics(token, ["accuracy"]) is not None and client.merged_log(token) is not None
-            assert node.sessions() == before, "one program on the login node answers all questions"
+            assert client.ledger(token) == []
+            assert client.metric_names(token) == []
+            assert client.traceback(token) is None
+            assert client.diff(token) == ""
+            assert client.merged_log(token) == []
             log = node.runs / "toy" / run["run_id"] / "slurm.log"
             log.write_text("hello from there\n")
             wait_for(lambda: "slurm.log" in client.logs(token), "the log")
