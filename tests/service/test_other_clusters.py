@@ -190,7 +190,8 @@ def test_a_question_is_asked_again_after_a_broken_connection(laptop: Client, log
     assert laptop.spec(f"alps:{run_id}") == laptop.spec(run_id)
 
 
-def test_errors_of_readings_keep_their_status(laptop: Client) -> None:
+def test_errors_of_readings_keep_their_status(laptop: Client, login_node: LoginNode) -> None:
+    login_node.state = "completed"
     run_id = ended_run(laptop)
     with pytest.raises(RunNotFound, match="nowhere"):
         laptop.logs("alps:nowhere")
