@@ -10,11 +10,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from hpcaccel import service
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.service.app import create_app
 from hpcaccel.service.demo_runs import demo_runs
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.view.merged_log import first_traceback
+from hpcaccel.view.sweep_view import sweep_view
 
 RECORDING = Path(service.__file__).with_name("demo_runs.tar.xz")
 
@@ -59,7 +61,7 @@ def test_demo_has_runs_in_every_state_that_matters(source: RunSource) -> None:
 
 
 def test_demo_has_a_sweep_with_pruned_trials(source: RunSource) -> None:
-    sweep = source.sweep(source.find("text-search").path)
+    sweep = sweep_view(SweepDir(source.find("text-search").path))
     assert sweep.trials["complete"] + sweep.trials["pruned"] == 14
     assert sweep.trials["pruned"] > 0
     assert sweep.best is not None
