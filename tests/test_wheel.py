@@ -129,10 +129,11 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def test_wheel_contains_only_the_package_and_its_templates(wheel: Path) -> None:
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "hpcaccel").rglob("*.py")}
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "hpcaccel/service/page/assets").iterdir()}
     templates = {f"hpcaccel/{path.relative_to(ROOT)}" for path in (ROOT / "templates").rglob("*") if path.is_file()}
     assert "hpcaccel/templates/sbatch.j2" in templates
     held = {name for name in contents(wheel) if not name.startswith(f"{DIST_INFO}/")}
-    assert held == package | templates | {"hpcaccel/py.typed"}
+    assert held == package | page | templates | {"hpcaccel/py.typed", "hpcaccel/service/demo_runs.tar.xz"}
 
 
 def test_wheel_metadata_lists_its_requirements(wheel: Path) -> None:
