@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from hpcaccel.core.finite_values import finite
 from hpcaccel.errors import HpcaccelError, RunBusy, RunNotFound, SlurmCommandError, SpecError, UserError
 from hpcaccel.spec import JobSpec
-from hpcaccel.view.finite_values import finite
 
 __all__ = ["ERRORS", "ErrorAnswer", "JsonAnswer", "SpecProblem", "add_error_answers", "problems_of"]
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hpcaccel.core.finite_values import finite
 from hpcaccel.sweeps.journal_notes import ATTEMPTS, GPU_SECONDS, SETTINGS, STEPS, VALUE_STEP, point_number
 from hpcaccel.sweeps.journal_reader import STATES, State, TrialRecord
 
@@ -157,7 +158,7 @@ def to_csv(table: Sequence[Mapping[str, Any]]) -> str:
 
 def to_json(table: Sequence[Mapping[str, Any]]) -> str:
     """The rows as a JSON list of objects; NaN and infinity become null."""
-    clean = [{key: _finite(value) for key, value in row.items()} for row in table]
+    clean = [finite(dict(row)) for row in table]
     return json.dumps(clean, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -259,7 +260,3 @@ def _cell(value: Any) -> Any:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -5,7 +5,6 @@ Optuna is not imported, so that ten thousand trials are read in a fraction of a 
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.finite_values import finite
 from hpcaccel.core.launch_spec import launch_of
 from hpcaccel.core.records import EXIT_CONTINUED
 from hpcaccel.core.sweep_dir import SweepDir
@@ -135,7 +135,7 @@ class SweepOverview:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict without NaN or infinity, which JSON does not have: they become None."""
-        plain = _finite(asdict(self))
+        plain = finite(asdict(self))
         assert isinstance(plain, dict)
         return plain
 
@@ -254,11 +254,3 @@ def _seconds_left(
         each = gpu_seconds / held
         ends.append(max(0.0, study.section["max_gpu_hours"] * 3600 - gpu_seconds) / (each * at_work))
     return min(ends, default=None)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from hpcaccel.checkpoint_files.watched import newest_saved
+from hpcaccel.core.finite_values import finite
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import WorkerDir
 from hpcaccel.submission.jobs.run_state import read_facts, read_record, read_worker_facts
 from hpcaccel.submission.runs.attempts import LOSS, Attempt, count, current_step, read_attempts, total_steps
 from hpcaccel.submission.runs.run_index import SETTLING_SECONDS, CachedOverview, look_at
 from hpcaccel.submission.runs.status import RunStatus, statuses
-from hpcaccel.view.finite_values import finite
 from hpcaccel.view.kept_readings import KeptRows, changed_at, metrics_of
 from hpcaccel.view.life_bar import LifePart
 from hpcaccel.view.present_state import present_state

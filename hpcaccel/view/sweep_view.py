@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hpcaccel.core.finite_values import finite
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.submission.runs.status import status as status_of
@@ -16,7 +17,6 @@ from hpcaccel.sweeps.compute_account import ComputeAccount
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import best_first, rows
 from hpcaccel.sweeps.sweep_overview import Study, SweepOverview, sweep_overview
-from hpcaccel.view.finite_values import finite
 from hpcaccel.view.kept_readings import KeptReadings
 from hpcaccel.view.metric_buckets import metrics_buckets
 from hpcaccel.view.sweep_importances import kept_importances

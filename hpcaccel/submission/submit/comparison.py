@@ -93,16 +93,19 @@ def changes_since_previous(run: RunDir) -> Changes | None:
 
     record, now = read_record(run), read_json(_first(run).spec)
     for other in last_run_of(record.name, run.path.parent.parent):
-        if other.run_id >= run.run_id:
+        try:
+            created, before = read_record(other).created, read_json(_first(other).spec)
+        except HpcaccelError:
+            continue  # a damaged directory cannot be compared
+        if created >= record.created:  # ids of one second are in no order
             continue
-        before = read_json(_first(other).spec)
         if now is None or before is None or "spec" not in before:
             continue
         code: dict[str, Any] = {"code": "a run has no copy of its code: only the settings are compared"}
         if run.code.is_dir() and other.code.is_dir():
             code = _compared(_files(other.code), _files(run.code))
         settings = tuple(_settings(before["spec"], now["spec"]))
-        return Changes(run_id=other.run_id, created=read_record(other).created, settings=settings, **code)
+        return Changes(run_id=other.run_id, created=created, settings=settings, **code)
     return None
 
 
