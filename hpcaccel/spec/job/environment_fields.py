@@ -9,7 +9,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, WithJsonSchema, model_serializer
 
-from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Text, Variable, Word, checked_text, text_list
+from hpcaccel.spec.job.fields import (
+    Conflict,
+    Flag,
+    PathText,
+    Section,
+    Text,
+    Variable,
+    Word,
+    checked_text,
+    empty_list,
+    text_list,
+)
 from hpcaccel.spec.job.fields import Section as _Section
 from hpcaccel.spec.yaml12 import PlainScalar
 
@@ -172,7 +183,7 @@ class ContainerSection(_Section):
         "(or Singularity), enroot.",
     )
     mounts: list[Mount] = Field(
-        default_factory=list,
+        default_factory=empty_list,
         description="Additional folders of the cluster to mount: SRC:DST, SRC:DST:ro, or one path that is the same "
         "inside. The run directory, workdir, the code, a checkpoint to resume from and staged data are always mounted.",
         examples=[["/datasets:/data:ro", "~/.cache/huggingface:/hf"]],

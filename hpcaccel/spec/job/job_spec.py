@@ -16,7 +16,7 @@ from hpcaccel.core.run_dir import RUN_DIR
 from hpcaccel.spec.job.component_fields import ComponentName, ComponentSection
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
-from hpcaccel.spec.job.fields import Conflict, PathText, Section, checked_text, section_field
+from hpcaccel.spec.job.fields import Conflict, PathText, Section, checked_text, empty_list, section_field
 from hpcaccel.spec.job.notify_fields import NotifySection, mail_conflicts
 from hpcaccel.spec.job.sharing_field import Sharing, sharing_field
 from hpcaccel.spec.job.slurm import SlurmSection, SrunSection
@@ -157,7 +157,7 @@ class JobSpec(Section):
     container: ContainerSection | None = Field(default=None, description="A container image for the ranks.")
     stage: StageSection | None = Field(default=None, description="Data to copy to node-local disks.")
     after: list[After] = Field(
-        default_factory=list,
+        default_factory=empty_list,
         description="Runs that must end before this one starts, by name, run ID or job ID: NAME or afterok:NAME (the "
         "run succeeded), afterany:NAME (it ended), afternotok:NAME (it ended without success). A requeue is not the "
         "end of a run.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field
 
-from hpcaccel.core.launch_spec import NoticePolicy
 from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Variable, Word
+
+if TYPE_CHECKING:
+    from hpcaccel.core.launch_spec import NoticePolicy
 
 __all__ = ["NotifySection", "mail_conflicts"]
 
@@ -69,6 +71,8 @@ class NotifySection(Section):
 
     def policy(self) -> NoticePolicy:
         """What the batch step needs of this section."""
+        from hpcaccel.core.launch_spec import NoticePolicy  # `render` and `validate` need none of its classes
+
         return NoticePolicy(**self.model_dump(mode="json", exclude={"mail"}))
 
     def mail_options(self) -> list[tuple[str, str | None]]:
