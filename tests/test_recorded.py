@@ -157,6 +157,7 @@ def test_sharded_training_resumes_with_the_same_losses(machine: Machine) -> None
     assert_same({step: after[step] for step in before}, before, machine.run("sharded"))
 
 
+@pytest.mark.chaos
 @pytest.mark.torch
 @pytest.mark.slow
 def test_stopped_sweep_resumes_with_the_same_trials(machine: Machine) -> None:

@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.process_identity import process_start
 
@@ -16,6 +18,7 @@ from .scenario import Scenario
 Lease = Callable[[int], list[str]]
 
 
+@pytest.mark.chaos  # on this machine: tests/node/test_batch.py
 def test_killed_supervisor_is_restarted_in_the_same_job(cluster: Cluster, lease: Lease, tmp_path: Path) -> None:
     run = Scenario(cluster, tmp_path, nodes=lease(2))
     run.plain("--wait", "--until", "1", runtime={"stop": "signals"}, slurm={"nodes": 2})

@@ -101,6 +101,7 @@ def test_ranks_are_found_in_srun_and_torchrun_steps_of_a_batch_job(
     assert {rank["source"] for rank in cases.found("torchrun")} == {"torchrun"}
 
 
+@pytest.mark.chaos
 def test_concurrent_array_tasks_on_one_node_find_their_own_ranks(cluster: Cluster, lease: Lease, cases: Cases) -> None:
     said = submit(
         cluster,

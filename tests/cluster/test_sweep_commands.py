@@ -33,6 +33,7 @@ sweep:
 """
 
 
+@pytest.mark.chaos  # on this machine: tests/cli/test_sweep.py
 def test_sweep_is_stopped_and_resumed_and_its_best_trial_submitted(
     cluster: Cluster, lease: Lease, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
