@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcaccel.cli.checkpoint_convert import convert
-from hpcaccel.cli.options import Json
+from hpcaccel.cli.options import Json, WholeSummaries
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.remote.forward import there_or_here
-from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.cli.run_names import complete_checkpoint, complete_run
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ EXIT_DAMAGED = 1
 
 app = typer.Typer(
     cls=WholeSummaries,
-    help="List, show, verify, convert and pin checkpoints.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpcaccel.cli.cluster_install import install
-from hpcaccel.cli.options import Json
+from hpcaccel.cli.options import Json, WholeSummaries
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.errors import SpecError, UserError
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ __all__ = ["app"]
 
 app = typer.Typer(
     cls=WholeSummaries,
-    help="Manage cluster profiles, probe clusters, and install hpcaccel on them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

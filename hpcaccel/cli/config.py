@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.options import Json
+from hpcaccel.cli.options import Json, WholeSummaries
 from hpcaccel.cli.output import note, print_json
-from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ __all__ = ["app", "env"]
 
 app = typer.Typer(
     cls=WholeSummaries,
-    help="Ask how `hpcaccel launch` starts ranks, and write the answers to Accelerate's default_config.yaml.",
     rich_markup_mode=None,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},

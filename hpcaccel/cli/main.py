@@ -5,43 +5,32 @@ Typer's rich help is off: it would double the run time of ``hpcaccel --help``.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from copy import copy
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
-from typer.models import CommandInfo, TyperInfo
 
 import hpcaccel
+from hpcaccel.cli.command_table import COMMANDS, GROUPS, NOT_OURS
 from hpcaccel.cli.output import EXIT_INTERRUPTED, note, os_error_message, show_message
-from hpcaccel.cli.remote.forward import COMMAND_LINE, Effect, forwarded
-from hpcaccel.cli.root_help import NOT_OURS, write_commands, write_examples
+from hpcaccel.cli.quick import COMPLETION_VARIABLE, EXIT_BROKEN_PIPE
+from hpcaccel.cli.remote.forward import COMMAND_LINE, forwarded
+from hpcaccel.cli.root_help import ABOUT, VERSION_HELP, is_root_help, root_page
 from hpcaccel.core.progress_notes import SHOW_NOTE
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 
 __all__ = ["main", "program"]
 
-EXIT_BROKEN_PIPE = 128 + 13
-"""Exit code that a shell reports for a program killed by SIGPIPE."""
-
-
-COMPLETION_VARIABLE = "_HPCACCEL_COMPLETE"
-"""The shell sets this variable when it asks for completions."""
-
 
 class Commands(TyperGroup):
     """The root command. Turns errors into a message and an exit code; unexpected exceptions keep their traceback."""
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        write_commands(self.commands, formatter)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        write_examples(formatter)
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(root_page(formatter.width))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in NOT_OURS:
@@ -108,64 +97,13 @@ def _fail(messages: list[str], exit_code: int, *, hints: list[str] | None = None
     raise typer.Exit(exit_code) from None
 
 
-class CommandSource(NamedTuple):
-    """Where a command is defined."""
-
-    module: str
-    """Module of ``hpcaccel.cli``. It is imported when the command is needed."""
-    attribute: str
-    effect: Effect | None = None
-    """If not None, the command is forwarded to the cluster of its run; see ``forward``."""
-    hidden: bool = False
-    cls: str | None = None
-    """Class of the command in ``module``, if it is not Typer's."""
-
-
-COMMANDS = {
-    "init": CommandSource("init", "init"),
-    "schema": CommandSource("spec", "schema"),
-    "validate": CommandSource("spec", "validate"),
-    "render": CommandSource("spec", "render"),
-    "plan": CommandSource("plan", "plan"),
-    "submit": CommandSource("submit", "submit"),
-    "run": CommandSource("run", "run"),
-    "logs": CommandSource("ranks", "logs"),
-    "plot": CommandSource("runs", "plot"),
-    "pull": CommandSource("steer", "pull"),
-    "shell": CommandSource("ranks", "shell"),
-    "env": CommandSource("config", "env"),
-    "notify": CommandSource("notify", "notify"),
-    "status": CommandSource("runs", "status", "reads"),
-    "list": CommandSource("runs", "list_", "reads"),
-    "top": CommandSource("top", "top"),
-    "wait": CommandSource("runs", "wait", "follows"),
-    "explain": CommandSource("runs", "explain", "reads"),
-    "clean": CommandSource("steer", "clean", "changes"),
-    "report": CommandSource("report", "report"),
-    "stop": CommandSource("steer", "stop", "changes"),
-    "save": CommandSource("steer", "save", "changes"),
-    "profile": CommandSource("profile", "profile", "changes"),
-    "mcp": CommandSource("mcp", "mcp"),
-    "resume": CommandSource("steer", "resume", "changes"),
-    "cancel": CommandSource("steer", "cancel", "changes"),
-    "stacks": CommandSource("ranks", "stacks", "changes"),
-    "serve": CommandSource("serve", "serve"),
-    "launch": CommandSource("launch", "launch", cls="LaunchCommand"),
-    "test": CommandSource("selftest", "selftest"),
-    "estimate-memory": CommandSource("estimate_memory", "estimate_memory"),
-    "answer": CommandSource("remote.server", "answer", hidden=True),
-}
-GROUPS = ("cluster", "sweep", "checkpoint", "config")
-"""Groups of commands: the ``app`` of the module of ``hpcaccel.cli`` with the same name."""
-
-
 class Program(typer.Typer):
     """The root app. It has only the commands that a command line needs: building all takes longer than many run."""
 
     def add(self, name: str) -> None:
         """Add the command or the group ``name``."""
         if name in GROUPS:
-            self.add_typer(import_module(f"hpcaccel.cli.{name}").app, name=name)
+            self.add_typer(import_module(f"hpcaccel.cli.{name}").app, name=name, help=GROUPS[name])
             return
         entry = COMMANDS[name]
         module = import_module(f"hpcaccel.cli.{entry.module}")
@@ -174,26 +112,6 @@ class Program(typer.Typer):
             function = forwarded([name], function, effect=entry.effect)
         cls = None if entry.cls is None else getattr(module, entry.cls)
         self.command(name, cls=cls, hidden=entry.hidden)(function)
-
-    def without_parameters(self) -> Program:
-        """A copy for the help page: all commands and groups, without their parameters and commands."""
-        reduced = copy(self)
-        groups = [CommandInfo(group.name, help=_group_help(group)) for group in self.registered_groups]
-        reduced.registered_commands = [_without_parameters(info) for info in (*self.registered_commands, *groups)]
-        reduced.registered_groups = []
-        return reduced
-
-
-def _without_parameters(info: CommandInfo) -> CommandInfo:
-    def summarized() -> None:
-        pass
-
-    text = inspect.getdoc(info.callback) if info.help is None else info.help
-    return CommandInfo(info.name, callback=summarized, help=text, hidden=info.hidden)
-
-
-def _group_help(group: TyperInfo) -> str:
-    return str(group.typer_instance.info.help) if group.typer_instance is not None else ""
 
 
 def _show_version(wanted: bool) -> None:
@@ -204,7 +122,7 @@ def _show_version(wanted: bool) -> None:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help=VERSION_HELP)
     ] = False,
 ) -> None:
     pass
@@ -215,7 +133,7 @@ def program(names: Iterable[str] = (*COMMANDS, *GROUPS)) -> Program:
     made = Program(
         name="hpcaccel",
         cls=Commands,
-        help="Train on a Slurm cluster from one YAML file, with exact resume after preemption.",
+        help=ABOUT,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         no_args_is_help=True,
@@ -231,8 +149,8 @@ def program_for(command_line: Sequence[str]) -> Program:
     """The program with what ``command_line`` (without the program's name) needs."""
     if COMPLETION_VARIABLE in os.environ:
         return program()
-    if not command_line or list(command_line) in (["--help"], ["-h"]):
-        return program().without_parameters()
+    if not command_line or is_root_help(command_line):
+        return program([])
     first = command_line[0]
     runs_others = first == "answer"
     return program() if runs_others or first not in (*COMMANDS, *GROUPS) else program([first])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hpcaccel.cli import options
+from hpcaccel.cli.rendered_scripts import chosen_profile
 from hpcaccel.errors import HpcaccelError, UserError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def notify(
     """
     if not test:
         raise UserError("say what to do: `hpcaccel notify --test` sends a test message to the webhook")
-    profile = options.chosen_profile(cluster)
+    profile = chosen_profile(cluster)
     section = _section(spec, profile)
     if profile is not None and profile.host is not None:
         typer.echo(f"note: jobs on {profile.name} read the webhook's URL there: test it there, too")

@@ -1,16 +1,14 @@
-"""Arguments and options shared by several commands, and the profile selected by --cluster."""
+"""Arguments, options and a class of groups shared by several commands."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hpcaccel.cli.run_names import complete_run
-
-if TYPE_CHECKING:
-    from hpcaccel.spec import ClusterProfile
 
 SpecFile = Annotated[
     Path,
@@ -53,11 +51,12 @@ Key = Annotated[str | None, typer.Option("--key", hidden=True, help="Submit only
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def chosen_profile(name: str | None) -> ClusterProfile | None:
-    """The profile ``name``, or the default profile if ``name`` is None. Returns None for Slurm on this machine without
-    a profile."""
-    from hpcaccel.spec import load_profile, profile_names
+class WholeSummaries(TyperGroup):
+    """A command group whose help shows the full summary of each command."""
 
-    if name == "slurm" and name not in profile_names():
-        return None
-    return load_profile(name)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        shown = {name: command.help or "" for name, command in self.commands.items() if not command.hidden}
+        if shown:
+            with formatter.section("Commands"):
+                rows = [(name, " ".join(text.split("\n\n")[0].split())) for name, text in shown.items()]
+                formatter.write_dl(rows, col_max=52)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.options import Cluster, Json, Overrides, SpecFile, chosen_profile
+from hpcaccel.cli.options import Cluster, Json, Overrides, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.remote.remote_commands import bundle_to_inspect, given_options, inspect_there, print_and_exit
 from hpcaccel.cli.remote.target_cluster import behind_ssh
+from hpcaccel.cli.rendered_scripts import chosen_profile
 from hpcaccel.errors import UserError
 
 if TYPE_CHECKING:

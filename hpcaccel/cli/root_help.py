@@ -1,13 +1,32 @@
-"""The pages that ``--help`` prints: the commands in sections, each command with its full summary, and examples."""
+"""The page that ``hpcaccel --help`` prints: options, the commands in sections with their full summaries, examples.
+
+It is written without Typer and without importing the commands: importing them takes ten times as long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import importlib.util
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType
 
-from typer.core import TyperGroup
+from hpcaccel.cli.command_table import COMMANDS, GROUPS, CommandSource
 
-__all__ = ["NOT_OURS", "SECTIONS", "WholeSummaries", "write_commands", "write_examples"]
+__all__ = ["ABOUT", "OPTIONS", "SECTIONS", "VERSION_HELP", "is_root_help", "page_columns", "root_page"]
+
+ABOUT = "Train on a Slurm cluster from one YAML file, with exact resume after preemption."
+VERSION_HELP = "Print the version and exit."
+
+OPTIONS = (
+    ("--version", VERSION_HELP),
+    ("--install-completion", "Install completion for the current shell."),
+    ("--show-completion", "Show completion for the current shell, to copy it or customize the installation."),
+    ("-h, --help", "Show this message and exit."),
+)
+"""The options before the command."""
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Submit": ("init", "schema", "validate", "render", "plan", "estimate-memory", "submit", "run"),
@@ -35,42 +54,56 @@ EXAMPLES = (
     ("hpcaccel sweep start sweep.yaml", "search hyperparameters"),
 )
 
-NOT_OURS: Mapping[str, str] = {
-    "merge-weights": "`hpcaccel checkpoint convert SRC DST --to safetensors` merges a sharded checkpoint's weights",
-}
-"""Accelerate's commands that hpcaccel does not have, each with what to use instead."""
+_WIDEST_COLUMN = 52
+"""Width in characters up to which a first column is as wide as its longest entry."""
 
 
-class WholeSummaries(TyperGroup):
-    """A command group whose help shows the full summary of each command."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        shown = [(name, _summary(command)) for name, command in self.commands.items() if not command.hidden]
-        _write("Commands", shown, formatter)
+def is_root_help(command_line: Sequence[str]) -> bool:
+    """Whether ``command_line`` (without the program's name) asks for this page."""
+    return list(command_line) in (["--help"], ["-h"])
 
 
-def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
-    """Write the commands that are not hidden, by section. Commands that are in no section come under ``Other``. Then
-    write how to use hpcaccel from Python."""
-    left = {name: command for name, command in commands.items() if not command.hidden}
+def page_columns() -> int:
+    """Width of a help page in characters, as Typer computes it for other pages."""
+    return max(min(shutil.get_terminal_size().columns, 80) - 2, 50)
+
+
+def root_page(width: int) -> str:
+    """The page, with lines of at most ``width`` characters. Commands that are in no section come under ``Other``."""
+    with_docstrings = sys.flags.optimize < 2
+    shown = {name: entry for name, entry in COMMANDS.items() if not entry.hidden}
+    left = {name: _summary(entry) if with_docstrings else "" for name, entry in shown.items()} | GROUPS
+    sections = {"Options": OPTIONS}
     for title, names in SECTIONS.items():
-        rows = [(name, _summary(left.pop(name))) for name in names if name in left]
-        _write(title, rows, formatter)
-    _write("Other", [(name, _summary(command)) for name, command in left.items()], formatter)
-    _write(TRAINING, list(TRAINING_LINES), formatter)
+        sections[title] = tuple((name, left.pop(name)) for name in names if name in left)
+    sections |= {"Other": tuple(left.items()), TRAINING: TRAINING_LINES, "Examples": EXAMPLES}
+    about = textwrap.fill(ABOUT, width, initial_indent="  ", subsequent_indent="  ")
+    lines = ["Usage: hpcaccel [OPTIONS] COMMAND [ARGS]...", "", about]
+    for title, rows in sections.items():
+        if rows:
+            lines += ["", f"{title}:", *_table(rows, width)]
+    return "\n".join(lines) + "\n"
 
 
-def write_examples(formatter: Any) -> None:
-    """Write the examples of the root page."""
-    _write("Examples", list(EXAMPLES), formatter)
+def _table(rows: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Two columns, indented by two blanks; the second one is wrapped."""
+    first = min(max(len(name) for name, _ in rows), _WIDEST_COLUMN) + 2
+    for name, text in rows:
+        head, *more = textwrap.wrap(text, max(width - first - 2, 10)) or [""]
+        yield f"  {name:{first}}{head}"
+        yield from (" " * (2 + first) + line for line in more)
 
 
-def _write(title: str, rows: list[tuple[str, str]], formatter: Any) -> None:
-    if rows:
-        with formatter.section(title):
-            formatter.write_dl(rows, col_max=52)
+def _summary(entry: CommandSource) -> str:
+    """The first paragraph of a command's docstring."""
+    function = next(code for code in _functions(entry.module) if code.co_name == entry.attribute)
+    return " ".join(str(function.co_consts[0]).split("\n\n")[0].split())
 
 
-def _summary(command: Any) -> str:
-    """The first paragraph of a command's help."""
-    return " ".join((command.help or "").split("\n\n")[0].split())
+@functools.cache
+def _functions(module: str) -> list[CodeType]:
+    """The compiled functions of a module of ``hpcaccel.cli``, which is not executed."""
+    name = f"hpcaccel.cli.{module}"
+    found = importlib.util.find_spec(name)
+    code = found.loader.get_code(name)  # type: ignore[union-attr]
+    return [one for one in code.co_consts if isinstance(one, CodeType)]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile, chosen_profile
+from hpcaccel.cli.options import Cluster, Json, Overrides, RunsDir, SpecFile
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.remote.remote_commands import bundle_to_inspect, given_options, inspect_there, print_and_exit
 from hpcaccel.cli.remote.target_cluster import behind_ssh
+from hpcaccel.cli.rendered_scripts import chosen_profile, jobs_of, rendered_scripts
 from hpcaccel.errors import ClusterError, SpecError
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from hpcaccel.submission.remote.bundle import BundleReceipt
 
 __all__ = ["render", "schema", "validate"]
-
-RUN_ID = "RUN_ID"
-"""Placeholder for the run id in the output of ``render``, so that the same spec always gives the same script."""
 
 
 def schema(
@@ -49,13 +47,13 @@ def validate(
     try:
         if there is None:
             several = read_jobs(file, overrides=overrides or [])
-            checked = _check(_jobs(file, overrides or [], profile, several), profile, live=live)
+            checked = _check(jobs_of(file, overrides or [], profile, several), profile, live=live)
         else:
             from hpcaccel.submission.remote.bundle import expanded_on, pack
 
             with there, expanded_on(there, file):
                 several = read_jobs(file, overrides=overrides or [])
-                checked = _check(_jobs(file, overrides or [], profile, several), profile, live=False)
+                checked = _check(jobs_of(file, overrides or [], profile, several), profile, live=False)
                 if live:
                     words = ["validate", "--live", "--json"]
                     bundle = pack(there, str(file), overrides or [], is_sweep=False, several=several, to_submit=False)
@@ -104,19 +102,6 @@ def _check(jobs: Sequence[JobSpec], profile: ClusterProfile | None, *, live: boo
     if problems:
         raise SpecError(problems, hints=list(dict.fromkeys(hints)))
     return checked
-
-
-def _jobs(
-    file: Path, overrides: Sequence[str], profile: ClusterProfile | None, several: Sequence[JobSpec] | None
-) -> list[JobSpec]:
-    """The jobs of ``file``, with the defaults of ``profile``. ``several`` has the jobs read from the file, or is None
-    if the file has a single job."""
-    from hpcaccel.spec import load_spec
-    from hpcaccel.spec.loading.workflow import over_profile
-
-    if several is None:
-        return [load_spec(file, overrides=overrides, profile=profile)]
-    return [over_profile(job, profile) for job in several]
 
 
 def _add_estimates(checked: Sequence[_CheckedJob], receipt: BundleReceipt) -> None:
@@ -208,31 +193,10 @@ def render(
     runs_dir: RunsDir = None,
 ) -> None:
     """Print the batch script that `submit` would submit (one script per job). Nothing is written."""
-    import sys
-
-    import hpcaccel
-    from hpcaccel.core.run_dir import RunDir, default_runs_dir
-    from hpcaccel.render import render as render_script
-    from hpcaccel.spec import spec_hash
-    from hpcaccel.spec.loading.workflow import read_jobs
-
     if (there := behind_ssh(cluster)) is not None:
         with there:
             words = ["render", *given_options(context, there, but={"cluster", "runs_dir"})]
             bundle = bundle_to_inspect(there, file, overrides or [])
             print_and_exit(inspect_there(there, words, bundle, runs_dir=runs_dir))
-    profile = chosen_profile(cluster)
-    base = runs_dir.absolute() if runs_dir is not None else default_runs_dir(profile.runs_dir if profile else None)
-    several = read_jobs(file, overrides=overrides or [])
-    for spec in _jobs(file, overrides or [], profile, several):
-        text = render_script(
-            spec,
-            run_dir=RunDir(base / spec.name / RUN_ID),
-            python=sys.executable,
-            profile=profile,
-            backend=profile.backend if profile is not None else "slurm",
-            header={"spec": spec_hash(spec), "hpcaccel": hpcaccel.__version__},
-        )
-        if several is not None:
-            typer.echo(f"### job {spec.name}")
+    for text in rendered_scripts(file, overrides or [], chosen_profile(cluster), runs_dir=runs_dir):
         typer.echo(text, nl=False)

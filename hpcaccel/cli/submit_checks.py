@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from hpcaccel.cli.options import chosen_profile
 from hpcaccel.cli.output import note
+from hpcaccel.cli.rendered_scripts import chosen_profile
 from hpcaccel.errors import ClusterError, UserError
 
 if TYPE_CHECKING:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile
+from hpcaccel.cli.options import RUN_HELP, Cluster, Json, Key, Overrides, RunsDir, SpecFile, WholeSummaries
 from hpcaccel.cli.output import note, print_json
 from hpcaccel.cli.remote.forward import Secret, there_or_here
 from hpcaccel.cli.remote.remote_commands import fetch_file_there, given_options, submit_there
 from hpcaccel.cli.remote.target_cluster import behind_ssh, cluster_of_run
-from hpcaccel.cli.root_help import WholeSummaries
 from hpcaccel.cli.run_names import complete_sweep
 from hpcaccel.cli.sweep_messages import (
     follow_sweep,
@@ -31,7 +30,6 @@ __all__ = ["app"]
 
 app = typer.Typer(
     cls=WholeSummaries,
-    help="Search hyperparameters: many trials of one job on an array of workers.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

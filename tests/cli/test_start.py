@@ -6,10 +6,12 @@ import json
 import re
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import hpcaccel
 from hpcaccel.cli.main import program
+from hpcaccel.cli.root_help import OPTIONS, SECTIONS, root_page
 
 COMMANDS = [
     "init", "schema", "validate", "render", "plan", "submit", "run", "status", "list", "logs", "wait", "explain",
@@ -26,6 +28,13 @@ try:
 except SystemExit as end:
     assert not end.code, end.code
 print(json.dumps(sorted(sys.modules)))
+"""
+
+
+TYPERS_PROGRAM = """
+import sys
+from hpcaccel.cli.main import main
+main(sys.argv[1:])
 """
 
 
@@ -83,6 +92,39 @@ def test_help_imports_no_heavy_packages(shell):
     loaded = modules_after(shell, "--help")
     for name in (*HEAVY, "rich", "pydantic", "jinja2", "yaml"):
         assert name not in loaded
+
+
+def test_help_page_has_the_summaries_and_options_of_typers_program():
+    root = typer.main.get_command(program())
+    page = " ".join(root_page(1000).split())
+    for name, command in root.commands.items():
+        if not command.hidden:
+            summary = " ".join(command.help.split("\n\n")[0].split())
+            assert f"{name} {summary}" in page
+    described = [one.get_help_record(root.make_context("hpcaccel", [], resilient_parsing=True)) for one in root.params]
+    assert [*described, ("-h, --help", "Show this message and exit.")] == list(OPTIONS)
+    shown = {name for names in SECTIONS.values() for name in names}
+    assert shown == {name for name, command in root.commands.items() if not command.hidden}
+
+
+def test_help_page_and_plain_render_import_no_command_line_library(shell, spec):
+    quick = RUN_AND_LIST.replace("hpcaccel.cli.main import main", "hpcaccel.__main__ import main").replace(
+        "main(sys.argv[1:])", "main()"
+    )
+    for words in (["--help"], ["render", "job.yaml", "nodes=2"]):
+        result = shell(*words, python=quick)
+        assert result.returncode == 0, result.stderr
+        assert "typer" not in json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "words", [["job.yaml"], ["job.yaml", "nodes=2"], ["job.yaml", "nodse=2"], ["absent.yaml"], ["broken.yaml"], ["-"]]
+)
+def test_plain_render_prints_what_typers_program_prints(shell, spec, words):
+    (spec.parent / "broken.yaml").write_text("name: [")
+    quick, whole = (shell("render", *words, python=code) for code in (None, TYPERS_PROGRAM))
+    assert (quick.returncode, quick.stdout, quick.stderr) == (whole.returncode, whole.stdout, whole.stderr)
+    assert quick.stdout or quick.stderr
 
 
 def test_render_imports_no_training_or_submission_packages(shell, spec):

@@ -98,7 +98,7 @@ def without_cluster(cluster: RemoteCluster, text: str) -> str:
 def behind_ssh(name: str | None) -> RemoteCluster | None:
     """The cluster of the profile ``name``, or of the default profile if ``name`` is None. Returns None if that cluster
     is not behind SSH."""
-    from hpcaccel.cli.options import chosen_profile
+    from hpcaccel.cli.rendered_scripts import chosen_profile
 
     profile = chosen_profile(name)
     return None if profile is None or profile.host is None else _connected(profile)
