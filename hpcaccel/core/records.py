@@ -124,6 +124,9 @@ class AttemptEnd:
     """What the user can do about the failure."""
     nodes_blamed: list[str] = field(default_factory=list)
     """Nodes identified as the cause of the failure."""
+    rank_blamed: int | None = None
+    """The rank that failed first, or that the other ranks wait for in a hang; None if no rank is at fault, if it is
+    unknown, and in lines of earlier releases."""
     nodes_excluded: list[str] = field(default_factory=list)
     """Blamed nodes that the run excludes from now on."""
     preflight_seconds: float | None = None

@@ -54,6 +54,7 @@ class Verdict:
     detail: str = ""
     advice: str = ""
     nodes_blamed: tuple[str, ...] = ()
+    rank_blamed: int | None = None
     exclude: tuple[str, ...] = ()
     """Nodes to exclude from now on."""
 
@@ -162,6 +163,7 @@ def _failed(seen: Evidence) -> Verdict:
         detail=seen.failure.detail,
         advice=row.advice,
         nodes_blamed=tuple(seen.failure.nodes),
+        rank_blamed=seen.failure.rank,
         exclude=exclude,
     )
 

@@ -108,6 +108,7 @@ class Job:
             detail=verdict.detail,
             advice=verdict.advice,
             nodes_blamed=list(verdict.nodes_blamed),
+            rank_blamed=verdict.rank_blamed,
             nodes_excluded=list(verdict.exclude),
             preflight_seconds=preflight_seconds,
             exit_code=exit_code,

@@ -72,7 +72,7 @@ def create_app(settings: ServiceSettings, *, page: bool | None = None) -> FastAP
     _add_schemas(app)
     app.add_middleware(AccessControl, settings=settings)
     if page or (page is None and _has_page()):
-        from hpcaccel.service.page.app import add_page
+        from hpcaccel.service.page.dash_app import add_page
 
         add_page(app, settings)
     return app

@@ -25,7 +25,7 @@ from hpcaccel.sweeps.journal_notes import DETAIL, ERROR_CLASS, FROM, OwnershipNo
 from hpcaccel.sweeps.journal_reader import StudyRecord, TrialRecord
 from hpcaccel.sweeps.results import Goal, Point, best, counts, pareto_front
 
-__all__ = ["FailureCount", "Found", "Study", "SweepOverview", "sweep_overview"]
+__all__ = ["FailureCount", "Found", "Study", "SweepOverview", "SweepSummary", "sweep_overview"]
 
 
 class Study:
@@ -86,8 +86,8 @@ class FailureCount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOverview:
-    """State of one sweep. Times are seconds since the epoch."""
+class SweepSummary:
+    """State of one sweep, without its results. Times are seconds since the epoch."""
 
     run_id: str
     name: str
@@ -101,27 +101,40 @@ class SweepOverview:
     method: str
     pruner: str
     metrics: list[str]
-    modes: list[str]
     trials: dict[str, int]
     """Number of trials in each state."""
-    again: int
-    """Number of trials that continue an ended one; ``max_trials`` does not count them."""
     max_trials: int | None
-    best: Found | None
-    front: list[Found]
-    """The Pareto front; empty with a single metric."""
     workers: dict[str, int]
     """Number of workers in each state."""
     gpu_hours: float
     """Usage of all allocations so far, including idle time; without GPUs, each rank counts as one GPU."""
-    max_gpu_hours: float | None
     seconds_left: float | None
     """Estimated time until ``max_trials`` or the budget is reached; None if it cannot be estimated."""
     failures: list[FailureCount] = field(default_factory=list)
+    """Failed trials by error class, the most frequent first."""
     asked: float | None = None
     """When Slurm was queried about the workers (the oldest time, if there are several); None if no query was needed."""
     note: str = ""
     """Why the state may be outdated; empty if it is current."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict without NaN or infinity, which JSON does not have: they become None."""
+        plain = finite(asdict(self))
+        assert isinstance(plain, dict)
+        return plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOverview(SweepSummary):
+    """State and best results of one sweep."""
+
+    modes: list[str]
+    again: int
+    """Number of trials that continue an ended one; ``max_trials`` does not count them."""
+    best: Found | None
+    front: list[Found]
+    """The Pareto front; empty with a single metric."""
+    max_gpu_hours: float | None
 
     @property
     def ended(self) -> bool:
@@ -132,12 +145,6 @@ class SweepOverview:
     def exit_code(self) -> int:
         """0 if completed, 85 if paused, 130 if cancelled, else 1."""
         return {"completed": 0, "paused": EXIT_CONTINUED, "cancelled": 130}.get(self.state, 1)
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict without NaN or infinity, which JSON does not have: they become None."""
-        plain = finite(asdict(self))
-        assert isinstance(plain, dict)
-        return plain
 
 
 def sweep_overview(study: Study, status: RunStatus, *, now: float | None = None) -> SweepOverview:

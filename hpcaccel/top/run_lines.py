@@ -287,6 +287,6 @@ def sweep_lines(sweep: SweepView, *, width: int) -> Text:
         )
         lines.append(_labelled("rungs" if place == 0 else "", text))
     for one in sweep.failures[:3]:
-        lines.append(_labelled("failed", f"{one['count']} × {one['error_class']}: {one['detail']}"))
+        lines.append(_labelled("failed", f"{one.count} × {one.error_class}: {one.detail}"))
     lines += [_labelled("note", Text(clean(sweep.note), style="yellow"))] if sweep.note else []
     return _laid_out(lines, room)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcaccel.core.run_dir import RunDir, numbered_folders
 from hpcaccel.core.run_ledger import RunLedger
-from hpcaccel.view.rank_states import read_hang
+from hpcaccel.view.rank_states import rank_in_detail, read_hang
 
 __all__ = ["LogLine", "first_traceback", "merged_log"]
 
@@ -29,8 +29,6 @@ _OF_TORCH = re.compile(r"^\[rank\d+\]: ?")
 """torch's prefix of each line of a rank's last traceback."""
 _BEGIN = "Traceback (most recent call last)"
 _CHAIN = ("The above exception was the direct cause of", "During handling of the above exception, another")
-_FIRST_RANK = re.compile(r"(?:^|; the last one: )rank (\d+)\b")
-"""Begin of the detail of a failure, if a rank is to blame."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,18 +72,20 @@ def first_traceback(run: RunDir) -> tuple[int, str] | None:
     end = next((end for number in reversed(ledger.attempts) if (end := ledger.end_of(number)) is not None), None)
     if end is None or end.reason != "failed":
         return None
-    hang = read_hang(run, end.attempt)
+    hang = read_hang(run, end.attempt) if end.error_class == "hang" else None
     if hang is not None and hang.culprit_rank is not None:
         stacks = run.stacks(end.attempt) / f"{hang.culprit_rank}.txt"
         text = "\n".join(_tail(stacks)) if stacks.exists() else hang.why
         return hang.culprit_rank, text
-    named = _FIRST_RANK.search(end.detail)
-    ranks = [int(named[1])] if named else sorted(int(path.stem) for path in _rank_logs(run, end.attempt))[:MOST_FILES]
+    named = end.rank_blamed if end.rank_blamed is not None else rank_in_detail(end)
+    ranks = (
+        [named] if named is not None else sorted(int(path.stem) for path in _rank_logs(run, end.attempt))[:MOST_FILES]
+    )
     for rank in ranks:
         lines = [_OF_TORCH.sub("", line) for line in _tail(run.rank_log(end.attempt, rank))]
         if text := _last_traceback(lines):
             return rank, text
-        if named and lines:
+        if named is not None and lines:
             return rank, "\n".join(lines[-40:])
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,15 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.view.usage import Usage
 
-__all__ = ["RankState", "rank_states", "read_hang", "slow_ranks"]
+__all__ = ["RankState", "failed_rank", "rank_in_detail", "rank_states", "read_hang", "slow_ranks"]
 
 SILENT_BEATS = 6
 """A rank is silent if its newest heartbeat is this many intervals older than the newest one of all ranks."""
 CLOCK_SECONDS = 60.0
 """Tolerated difference between this machine's clock and those of the nodes."""
+_RANK_OF_DETAIL = re.compile(r"(?:^|; the last one: )rank (\d+)\b")
+_SHOWN_BY_OTHERS = ("node_failure", "left", "rendezvous", "nccl_timeout", "gloo_timeout")
+"""Causes that are found in the logs of ranks that are not at fault themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +77,14 @@ def rank_states(
     count = max(start.ranks, 1 + max(beats, default=-1))
     slow = {one["rank"]: one for one in slow_ranks(run, start.attempt)}
     over = end is not None or not active
-    blamed = _blamed_ranks(run, start, end)
+    blamed = None if end is None else failed_rank(run, end)
     gpus = {} if used is None else {gpu.rank: gpu for gpu in used.gpus if gpu.rank is not None}
     newest = max((beat.time for beat in beats.values()), default=0.0)
     found = []
     for rank in range(count):
         beat = beats.get(rank)
         node, local_rank = _place(start, rank, count, beat)
-        is_blamed = rank in blamed or (end is not None and bool(node) and node in end.nodes_blamed)
+        is_blamed = rank == blamed or (end is not None and bool(node) and node in end.nodes_blamed)
         found.append(
             RankState(
                 rank=rank,
@@ -148,9 +152,26 @@ def _beats(run: RunDir, attempt: int) -> dict[int, Beat]:
     return found
 
 
-def _blamed_ranks(run: RunDir, start: AttemptStart, end: AttemptEnd | None) -> set[int]:
-    hang = read_hang(run, start.attempt)
-    return {hang.culprit_rank} if end is not None and hang is not None and hang.culprit_rank is not None else set()
+def failed_rank(run: RunDir, end: AttemptEnd) -> int | None:
+    """The rank that failed first in an attempt, or that the other ranks waited for in a hang.
+
+    Earlier releases wrote the rank in the detail only. For causes that a rank shows when another one is gone, that rank
+    is not at fault.
+    """
+    if end.reason != "failed":
+        return None
+    if end.rank_blamed is not None:
+        return end.rank_blamed
+    if end.error_class == "hang":
+        hang = read_hang(run, end.attempt)
+        return None if hang is None else hang.culprit_rank
+    return None if end.error_class in _SHOWN_BY_OTHERS else rank_in_detail(end)
+
+
+def rank_in_detail(end: AttemptEnd) -> int | None:
+    """The rank that the detail of a failure begins with: the one whose log shows the cause."""
+    named = _RANK_OF_DETAIL.search(end.detail)
+    return int(named[1]) if named else None
 
 
 def _place(start: AttemptStart, rank: int, count: int, beat: Beat | None) -> tuple[str, int | None]:

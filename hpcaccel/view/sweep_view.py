@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hpcaccel.core.finite_values import finite
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.submission.runs.status import status as status_of
@@ -16,7 +15,7 @@ from hpcaccel.sweeps.analysis import rungs
 from hpcaccel.sweeps.compute_account import ComputeAccount
 from hpcaccel.sweeps.journal_reader import TrialRecord
 from hpcaccel.sweeps.results import best_first, rows
-from hpcaccel.sweeps.sweep_overview import Study, SweepOverview, sweep_overview
+from hpcaccel.sweeps.sweep_overview import Study, SweepOverview, SweepSummary, sweep_overview
 from hpcaccel.view.kept_readings import KeptReadings
 from hpcaccel.view.metric_buckets import metrics_buckets
 from hpcaccel.view.sweep_importances import kept_importances
@@ -64,34 +63,15 @@ class TrialCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepView:
-    """State, results and plots of one sweep. Times are seconds since the epoch."""
+class SweepView(SweepSummary):
+    """State, results and plots of one sweep."""
 
-    run_id: str
-    name: str
-    path: str
-    backend: str
-    cluster: str
-    job_ids: list[str]
-    created: float
-    state: str
-    detail: str
-    trials: dict[str, int]
-    """Number of trials in each state."""
-    max_trials: int | None
     best: BestPoint | None
     metric: str
     """The first metric."""
     direction: str
     """``min`` or ``max``, of the first metric."""
-    metrics: list[str]
-    method: str
-    pruner: str
-    workers: dict[str, int]
-    """Number of workers in each state."""
-    gpu_hours: float
     budget_gpu_hours: float | None
-    seconds_left: float | None
     best_so_far: list[tuple[float, float]] = field(default_factory=list)
     """GPU-hours of the sweep and the best value of a complete trial at that time, a point per improvement."""
     rungs: list[RungCount] = field(default_factory=list)
@@ -100,16 +80,6 @@ class SweepView:
     """Share of each parameter in the differences between trials, largest first; empty if not known (yet)."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """A row for each trial: trial, state, metrics, parameters, step, seconds, gpu_seconds, worker, attempts."""
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    """Failed trials by error class, the most frequent first: error_class, count, trial and detail."""
-    asked: float | None = None
-    note: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict without NaN or infinity, which JSON does not have: they become None."""
-        plain = finite(asdict(self))
-        assert isinstance(plain, dict)
-        return plain
 
 
 class _KeptSweep:
@@ -166,18 +136,13 @@ def _summary(now: SweepOverview) -> dict[str, Any]:
     if best is not None:
         value = best.values[now.metrics[0]]
         point = BestPoint(number=best.trial, value=value, values=best.values, params=best.params)
-    names = (
-        "run_id", "name", "path", "backend", "cluster", "job_ids", "created", "state", "detail", "trials", "max_trials",
-        "metrics", "method", "pruner", "workers", "gpu_hours", "seconds_left", "asked", "note",
-    )  # fmt: skip
-    same = {name: getattr(now, name) for name in names}
+    same = {one.name: getattr(now, one.name) for one in fields(SweepSummary)}
     return {
         **same,
         "best": point,
         "metric": now.metrics[0],
         "direction": now.modes[0],
         "budget_gpu_hours": now.max_gpu_hours,
-        "failures": [asdict(failure) for failure in now.failures],
     }
 
 

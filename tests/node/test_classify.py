@@ -86,6 +86,37 @@ def test_failure_is_classified_by_rank_logs_and_exit_code(
     assert (failure.cause.name, failure.detail) == (kind, sentence)
 
 
+def test_rank_whose_end_was_reported_first_is_named(run: RunDir) -> None:
+    run.slurm_log.write_text(
+        "hpcaccel: 2026-11-21T06:53:29 attempt 1: ranks: 4\n"
+        "srun: error: n2: task 3: Exited with exit code 1\nsrun: error: n1: task 0: Exited with exit code 1\n"
+    )
+    for rank in (0, 3):
+        run.rank_log(1, rank).write_text(f"{TRACEBACK}ValueError: of rank {rank}\n")
+    failure = classify(run, attempt=1, exit_code=1, nodes=["n1", "n2"], ranks_per_node=2)
+    assert (failure.rank, failure.detail) == (3, "rank 3 on n2: ValueError: of rank 3")
+
+
+@pytest.mark.parametrize(
+    ("logs", "rank"),
+    [
+        ({0: "RuntimeError: gloo: Connection closed by peer", 1: "RuntimeError: gloo: Connection reset"}, None),
+        ({0: "RuntimeError: gloo: other calls, and rank 1 differs: save"}, 1),
+    ],
+)
+def test_rank_that_misses_another_one_is_not_at_fault(run: RunDir, logs: dict[int, str], rank: int | None) -> None:
+    for number, text in logs.items():
+        run.rank_log(1, number).write_text(f"{TRACEBACK}{text}\n")
+    assert classify(run, attempt=1, exit_code=1).rank == rank
+
+
+@pytest.mark.parametrize(("how", "kind"), [("Killed", "killed"), ("Exited with exit code 7", "exit")])
+def test_end_of_a_local_rank_is_classified(run: RunDir, how: str, kind: str) -> None:
+    run.slurm_log.write_text(f"hpcaccel: 2026-11-21T06:53:29 attempt 1: ranks: 4\nhpcaccel: 2026 rank 2: {how}\n")
+    failure = classify(run, attempt=1, exit_code=137, nodes=["localhost"], ranks_per_node=4)
+    assert (failure.cause.name, failure.rank) == (kind, 2)
+
+
 ENROOT = "[INFO] Extracting squashfs filesystem...\n\n[ERROR] No such file or directory: /images/gpt.sqsh\n"
 STEP_ENDED = "slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-22T15:14:07 ***\n"
 

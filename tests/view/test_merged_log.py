@@ -22,8 +22,8 @@ srun: error: n1: task 1: Exited with exit code 1
 """
 
 
-def fail(run, detail, **facts):
-    run.end(1, reason="failed", error_class="exception", detail=detail, **facts)
+def fail(run, detail, error_class="exception", **facts):
+    run.end(1, reason="failed", error_class=error_class, detail=detail, **facts)
 
 
 def test_lines_of_all_ranks_in_the_order_of_their_times(hand_made):
@@ -66,6 +66,15 @@ def test_traceback_of_the_rank_in_the_failure(hand_made):
     assert text.splitlines()[-1] == "IndexError: index 7 is out of bounds"
 
 
+def test_rank_of_the_end_line_counts_more_than_the_detail(hand_made):
+    hand_made.start(1)
+    for rank in (0, 1):
+        hand_made.log(1, rank, b"Traceback (most recent call last):\nRuntimeError: of rank %d\n" % rank)
+    fail(hand_made, "rank 0: RuntimeError: ranks differ", rank_blamed=1)
+
+    assert first_traceback(hand_made.run) == (1, "Traceback (most recent call last):\nRuntimeError: of rank 1")
+
+
 def test_end_of_log_of_a_rank_without_traceback(hand_made):
     hand_made.start(1)
     hand_made.log(1, 1, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
@@ -79,7 +88,7 @@ def test_stacks_of_the_rank_that_hangs(hand_made):
     hand_made.run.stacks(1).mkdir()
     (hand_made.run.stacks(1) / "1.txt").write_text("MainThread\n  train.py:9\n")
     write_json(hand_made.run.hang(1), to_dict(Hang(why="rank 1 makes no progress", culprit_rank=1)))
-    fail(hand_made, "rank 1 makes no progress")
+    fail(hand_made, "rank 1 makes no progress", error_class="hang")
 
     assert first_traceback(hand_made.run) == (1, "MainThread\n  train.py:9")
 

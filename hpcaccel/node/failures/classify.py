@@ -6,6 +6,7 @@ fails before the peer itself has logged an error.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ _ENROOT_OR_SLURM = re.compile(r"^(?:\[(?:INFO|WARN|ERROR)\] |srun: |slurmstepd|\
 _ENROOT_ERROR = re.compile(
     r"^\[ERROR\] (?:Command not found|No such file or directory|File already exists|Invalid image)"
 )
+_CONSEQUENCES = ("rendezvous", "nccl_timeout", "gloo_timeout")
+"""Causes that a rank shows when another one is gone."""
 _SIGNALS = {  # srun's text for a rank that was killed by this signal
     signal.SIGKILL: "Killed",
     signal.SIGSEGV: "Segmentation fault",
@@ -47,6 +50,8 @@ class Failure:
     detail: str
     nodes: list[str] = field(default_factory=list)
     """Nodes to blame, if the cause is a fault of nodes."""
+    rank: int | None = None
+    """The rank that failed first; None if no rank is at fault, or if only consequences of its failure are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +62,19 @@ class _Trace:
     text: str
     rank: int | None = None
     node: str | None = None
+    at_fault: bool = False
+    """Whether ``rank`` is the one that others miss, although the cause is a consequence of its failure."""
 
-    @property
-    def order(self) -> tuple[int, int]:
-        return CAUSES.index(self.cause), -1 if self.rank is None else self.rank
+    def order(self, reported: Sequence[int]) -> tuple[int, int, int]:
+        """The sort key: the cause's row; among traces of one cause those of no rank, then the ranks as reported.
+
+        Args:
+            reported: ranks in the order in which their ends were reported.
+        """
+        row = CAUSES.index(self.cause)
+        if self.rank is None:
+            return row, -1, -1
+        return row, reported.index(self.rank) if self.rank in reported else len(reported), self.rank
 
 
 def classify(
@@ -84,7 +98,7 @@ def classify(
     slurm_lines = read_slurm_lines(run, attempt)
     ends = [end for end in rank_ends(slurm_lines) if end.how != "Terminated"] or list(rank_ends(slurm_lines))
     where = dict(enumerate(node for node in nodes for _ in range(ranks_per_node)))
-    where |= {end.rank: end.node for end in ends}
+    where |= {end.rank: end.node for end in ends if end.node}
     # A failed rank sends no heartbeats while srun waits for the other ranks: this is not a hang.
     failed = {end.rank for end in ends if end.how.startswith("Exited")}
     traces = [*(trace for trace in _hang(run, attempt) if trace.rank not in failed), *_in_lines(slurm_lines)]
@@ -102,10 +116,16 @@ def classify(
     if step_state is JobState.OUT_OF_MEMORY:
         traces.append(_Trace(cause=cause("host_out_of_memory"), text="Slurm killed the ranks: OUT_OF_MEMORY"))
     traces += _in_ends(ends or [_unseen_end(exit_code)], traces, logs)
-    first = _named(min(traces, key=lambda trace: trace.order), logs)
+    reported = list(dict.fromkeys(end.rank for end in ends))
+    first = _named(min(traces, key=lambda trace: trace.order(reported)), logs)
     if first.node is None and first.rank is not None and not first.cause.elsewhere:
-        first = _Trace(cause=first.cause, text=first.text, rank=first.rank, node=where.get(first.rank))
-    return Failure(cause=first.cause, detail=_sentence(first, nodes), nodes=_blamed(first, traces, where, nodes))
+        first = dataclasses.replace(first, node=where.get(first.rank))
+    return Failure(
+        cause=first.cause,
+        detail=_sentence(first, nodes),
+        nodes=_blamed(first, traces, where, nodes),
+        rank=_rank_at_fault(first),
+    )
 
 
 def _named(first: _Trace, logs: Sequence[RankLog]) -> _Trace:
@@ -116,7 +136,7 @@ def _named(first: _Trace, logs: Sequence[RankLog]) -> _Trace:
         return first
     also = f", like {len(silent) - 1} other {'ranks' if len(silent) > 2 else 'rank'}" if len(silent) > 1 else ""
     text = f"exited or hung without an exception{also}; rank {first.rank}: {first.text}"
-    return _Trace(cause=first.cause, text=text[:LONGEST], rank=silent[0])
+    return _Trace(cause=first.cause, text=text[:LONGEST], rank=silent[0], at_fault=True)
 
 
 def _hang(run: RunDir, attempt: int) -> Iterator[_Trace]:
@@ -208,6 +228,12 @@ def _end_text(end: RankEnd, logs: Sequence[RankLog]) -> str:
     output = next((log.lines for log in logs if log.rank == max(end.rank, 0)), [])
     line = next((line.strip() for line in reversed(output) if line.strip() and "CANCELLED AT" not in line), "")
     return f"the program exited with code {code}" + (f": {line}" if line else "")
+
+
+def _rank_at_fault(first: _Trace) -> int | None:
+    """The rank of ``first``, unless the trace only shows that another rank is gone."""
+    about_itself = not first.cause.elsewhere and first.cause.name not in _CONSEQUENCES
+    return first.rank if about_itself or first.at_fault or _DIFFERS.search(first.text) else None
 
 
 def _sentence(trace: _Trace, nodes: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hpcaccel.core.log import log_always
 from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.batch import shell_code
@@ -18,6 +20,8 @@ __all__ = ["LocalAgent", "LocalRanks", "send_to_groups", "start_here"]
 
 AFTER_FIRST_SECONDS = 15
 """How long the other local ranks may run after one rank has failed. Corresponds to srun's --kill-on-bad-exit."""
+
+log = logging.getLogger(__name__)
 
 
 class LocalRanks:
@@ -39,9 +43,11 @@ class LocalRanks:
 
     def poll(self) -> int | None:
         codes = [rank.poll() for rank in self._ranks]
-        failures = [shell_code(code) for code in codes if code]
-        if failures and self._first_failure is None:
-            self._first_failure = (time.monotonic(), failures[0])
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed and self._first_failure is None:
+            self._first_failure = (time.monotonic(), shell_code(codes[failed[0]] or 0))
+            for rank in failed:
+                log_always(log, f"rank {rank}: {_how(codes[rank] or 0)}")
             self._send(signal.SIGTERM)
         if any(code is None for code in codes):
             if self._first_failure and time.monotonic() > self._first_failure[0] + AFTER_FIRST_SECONDS:
@@ -70,6 +76,13 @@ class LocalRanks:
     def _send_group(self, number: signal.Signals) -> None:
         """Signal the ranks' process groups, including processes that ranks have left behind (data-loader workers)."""
         send_to_groups(self._ranks, number)
+
+
+def _how(code: int) -> str:
+    """How a rank ended, in srun's words, from its return code."""
+    if code > 0:
+        return f"Exited with exit code {code}"
+    return (signal.strsignal(-code) or f"Signal {-code}").partition(" (")[0]
 
 
 class LocalAgent:

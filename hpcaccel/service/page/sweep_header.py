@@ -8,6 +8,7 @@ from dash import html
 
 from hpcaccel.core.formatting import duration, gpu_hours, number
 from hpcaccel.service.page import confirm, elements
+from hpcaccel.sweeps.sweep_overview import FailureCount
 from hpcaccel.view.sweep_view import SweepView
 
 __all__ = ["sweep_head"]
@@ -67,6 +68,6 @@ def _number(title: str, value: str, about: str, share: float | None) -> html.Div
     return html.Div([html.Dt(title), html.Dd(value), *([track] if share is not None else []), html.Small(about)])
 
 
-def _failure(failure: dict[str, Any]) -> html.P:
-    text = f"{failure['count']} × {failure['error_class']}, most recently trial {failure['trial']}: {failure['detail']}"
+def _failure(failure: FailureCount) -> html.P:
+    text = f"{failure.count} × {failure.error_class}, most recently trial {failure.trial}: {failure.detail}"
     return html.P(text, className="sweep-failure", title=text)

@@ -71,7 +71,7 @@ def _sections(sweep: Sweep, seen: SweepView) -> Iterator[PageSection | None]:
         )
         yield PageSection(title=f"Best parameters, trial {seen.best.number}", wide=False, table=table)
     if seen.failures:
-        failed = [[str(one[name]) for name in ("error_class", "count", "trial", "detail")] for one in seen.failures]
+        failed = [[one.error_class, str(one.count), str(one.trial), one.detail] for one in seen.failures]
         table = Table(columns=["failure", ">trials", ">newest", "detail"], rows=failed)
         yield PageSection(title="Failed trials", table=table, wide=False)
     yield _trials(seen)
