@@ -17,9 +17,9 @@ from typer.core import TyperGroup
 import hpcaccel
 from hpcaccel.cli.command_table import COMMANDS, GROUPS, NOT_OURS
 from hpcaccel.cli.output import EXIT_INTERRUPTED, note, os_error_message, show_message
-from hpcaccel.cli.quick import COMPLETION_VARIABLE, EXIT_BROKEN_PIPE
+from hpcaccel.cli.quick import COMPLETION_VARIABLE, EXIT_BROKEN_PIPE, is_root_help
 from hpcaccel.cli.remote.forward import COMMAND_LINE, forwarded
-from hpcaccel.cli.root_help import ABOUT, VERSION_HELP, is_root_help, root_page
+from hpcaccel.cli.root_help import ABOUT, VERSION_HELP, root_page
 from hpcaccel.core.progress_notes import SHOW_NOTE
 from hpcaccel.errors import HpcaccelError, SpecError, UserError
 

@@ -10,14 +10,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from hpcaccel.cli.root_help import is_root_help, page_columns, root_page
-
-__all__ = ["COMPLETION_VARIABLE", "EXIT_BROKEN_PIPE", "run_quickly"]
+__all__ = ["COMPLETION_VARIABLE", "EXIT_BROKEN_PIPE", "is_root_help", "run_quickly"]
 
 COMPLETION_VARIABLE = "_HPCACCEL_COMPLETE"
 """The shell sets this variable when it asks for completions."""
 EXIT_BROKEN_PIPE = 128 + 13
 """Exit code that a shell reports for a program killed by SIGPIPE."""
+
+
+def is_root_help(command_line: Sequence[str]) -> bool:
+    """Whether ``command_line`` (without the program's name) asks for the root help page."""
+    return list(command_line) in (["--help"], ["-h"])
 
 
 def run_quickly(command_line: Sequence[str]) -> int | None:
@@ -30,6 +33,8 @@ def run_quickly(command_line: Sequence[str]) -> int | None:
     if COMPLETION_VARIABLE in os.environ:
         return None
     if is_root_help(command_line):
+        from hpcaccel.cli.root_help import page_columns, root_page
+
         return _print(root_page(page_columns()), if_closed=1)
     command, *words = command_line or [""]
     if command != "render" or not words or any(word.startswith("-") for word in words):

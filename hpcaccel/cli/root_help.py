@@ -15,7 +15,7 @@ from types import CodeType
 
 from hpcaccel.cli.command_table import COMMANDS, GROUPS, CommandSource
 
-__all__ = ["ABOUT", "OPTIONS", "SECTIONS", "VERSION_HELP", "is_root_help", "page_columns", "root_page"]
+__all__ = ["ABOUT", "OPTIONS", "SECTIONS", "VERSION_HELP", "page_columns", "root_page"]
 
 ABOUT = "Train on a Slurm cluster from one YAML file, with exact resume after preemption."
 VERSION_HELP = "Print the version and exit."
@@ -58,11 +58,6 @@ _WIDEST_COLUMN = 52
 """Width in characters up to which a first column is as wide as its longest entry."""
 
 
-def is_root_help(command_line: Sequence[str]) -> bool:
-    """Whether ``command_line`` (without the program's name) asks for this page."""
-    return list(command_line) in (["--help"], ["-h"])
-
-
 def page_columns() -> int:
     """Width of a help page in characters, as Typer computes it for other pages."""
     return max(min(shutil.get_terminal_size().columns, 80) - 2, 50)
@@ -72,8 +67,8 @@ def root_page(width: int) -> str:
     """The page, with lines of at most ``width`` characters. Commands that are in no section come under ``Other``."""
     with_docstrings = sys.flags.optimize < 2
     shown = {name: entry for name, entry in COMMANDS.items() if not entry.hidden}
-    left = {name: _summary(entry) if with_docstrings else "" for name, entry in shown.items()} | GROUPS
-    sections = {"Options": OPTIONS}
+    left = {name: _summary(entry) if with_docstrings else "" for name, entry in shown.items()} | dict(GROUPS)
+    sections: dict[str, tuple[tuple[str, str], ...]] = {"Options": OPTIONS}
     for title, names in SECTIONS.items():
         sections[title] = tuple((name, left.pop(name)) for name in names if name in left)
     sections |= {"Other": tuple(left.items()), TRAINING: TRAINING_LINES, "Examples": EXAMPLES}

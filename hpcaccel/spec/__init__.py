@@ -1,29 +1,11 @@
 """The job spec, cluster profiles and sweeps: models, loading and validation."""
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hpcaccel.spec.lean_pydantic import without_plugins
 
-@contextmanager
-def _without_plugins() -> Iterator[None]:
-    """Keep pydantic from looking for plugins while it builds models: it would read the metadata of each installed
-    package, which takes seconds on a cold shared file system."""
-    name = "PYDANTIC_DISABLE_PLUGINS"
-    before = os.environ.get(name)
-    os.environ[name] = "__all__"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
-with _without_plugins():
+with without_plugins():
     from hpcaccel.spec.cluster.cluster_profile import ClusterProfile, load_profile, profile_names
     from hpcaccel.spec.job.job_spec import JobSpec
     from hpcaccel.spec.loading.canonical import from_json, schema, spec_hash, sweep_schema, to_json, to_yaml

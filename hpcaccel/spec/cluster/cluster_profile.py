@@ -4,8 +4,6 @@ A profile is the file ``$XDG_CONFIG_HOME/hpcaccel/clusters/<name>.yaml``. The pr
 jobs on this machine, without Slurm.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -6,8 +6,6 @@
       data: {entrypoint: {script: serve.py}, slurm: {partition: cpu, nodes: 2, cpus_per_task: 16}}
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar

@@ -1,7 +1,5 @@
 """Section ``entrypoint``: a script, a module or another program, and its arguments."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Sections ``environment``, ``code``, ``container`` and ``stage`` of a job spec."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import PurePath

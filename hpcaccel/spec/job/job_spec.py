@@ -3,8 +3,6 @@
 A spec can have dependencies on other runs (``after: [prepare, afterany:clean]``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -219,7 +217,7 @@ class JobSpec(Section):
     def ranks_per_node(self) -> int:
         return self.slurm.ranks_per_node
 
-    def of_component(self, name: str) -> JobSpec:
+    def of_component(self, name: str) -> "JobSpec":
         """This spec reduced to the component ``name``: the component's entrypoint and resources replace the job's."""
         own = self.components[name]
         inherited = {
@@ -262,7 +260,7 @@ class JobSpec(Section):
         wanted = self.resilience.warning_seconds
         return wanted if limit is None else max(1, min(wanted, limit // 2))
 
-    def launch_watch(self, workdir: str) -> LaunchWatch | None:
+    def launch_watch(self, workdir: str) -> "LaunchWatch | None":
         """Where the program saves checkpoints of its own; None if ``checkpoint.watch`` is not set.
 
         Args:

@@ -1,7 +1,5 @@
 """Section ``notify`` of a job spec: which events are told to whom, through Slurm's mail and through a webhook."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -69,7 +67,7 @@ class NotifySection(Section):
                 found.append(Conflict(key, advice))
         return found
 
-    def policy(self) -> NoticePolicy:
+    def policy(self) -> "NoticePolicy":
         """What the batch step needs of this section."""
         from hpcaccel.core.launch_spec import NoticePolicy  # `render` and `validate` need none of its classes
 

@@ -1,7 +1,5 @@
 """``sharing``: a run directory that a group may read, and whose ``control/`` it may write to."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field

@@ -1,7 +1,5 @@
 """Slurm settings: resources named as sbatch's options, and further options for sbatch and srun."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Sections ``runtime``, ``checkpoint`` and ``resilience`` of a job spec."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field

@@ -1,7 +1,5 @@
 """``checkpoint.watch``: where a program saves checkpoints of its own, and how a complete checkpoint is recognised."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re
@@ -141,7 +139,7 @@ class WatchSection(Section):
             )
         return Pattern(f"{glob.escape(directory)}/{pattern}", self.complete or complete, self.step or step)
 
-    def located(self, arguments: Mapping[str, Any] | Sequence[str], workdir: str) -> LaunchWatch:
+    def located(self, arguments: Mapping[str, Any] | Sequence[str], workdir: str) -> "LaunchWatch":
         """The pattern with an absolute glob. A glob that begins with ``{run_dir}`` stays unchanged.
 
         Args:
