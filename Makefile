@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts trainers slurm clean
+.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts trainers docs slurm clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -105,6 +105,10 @@ trainers: .venv-trainers/installed slurm  ## All tests of other trainers, with J
 	# A second call: together with the rest, pip tries versions of datasets for many minutes.
 	.venv-trainers/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes]'
 	@touch $@
+
+docs: venv  ## The site, in build/docs: warnings are errors, links and anchors are checked, no network is used
+	$(BIN)/sphinx-build -b html -E -W --keep-going -q docs build/docs
+	@echo "build/docs/index.html"
 
 clean:  ## Remove what the other targets made
 	rm -rf .venv .venv-lowest .venv-bench .venv-trainers dist build

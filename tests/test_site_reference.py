@@ -1,0 +1,142 @@
+"""The generated reference of the site: it has every field, command, variable, public name and failure cause."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+import hpcaccel
+from hpcaccel.cli.command_table import COMMANDS, GROUPS
+from hpcaccel.node.failures import CAUSES
+from hpcaccel.spec import ClusterProfile
+from hpcaccel_site import PARTS, api_reference, command_reference, environment_reference, run_reference, spec_reference
+from hpcaccel_site.markdown import code, plain
+from tests.test_readme import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def keys(page: str) -> set[str]:
+    """The keys in the first column of all tables."""
+    return set(re.findall(r"^\| \[?`([\w.-]+)`", page, re.MULTILINE))
+
+
+def keys_of_schema(file: str, names: Mapping[str, Any] | None = None) -> Iterator[tuple[str, set[str]]]:
+    """Each section of a committed schema with its keys."""
+    schema = json.loads((DOCS / file).read_text())
+    yield "top", set(schema["properties"])
+    for name, section in schema["$defs"].items():
+        if name not in (names or {}):
+            yield name, set(section["properties"])
+
+
+def test_table_of_the_spec_has_every_key_of_the_schema() -> None:
+    page = spec_reference.job_fields()
+    for section, wanted in keys_of_schema("job.schema.json"):
+        assert wanted <= keys(page), section
+
+
+def test_table_of_sweeps_has_every_key_of_the_schema() -> None:
+    jobs = dict(keys_of_schema("job.schema.json"))
+    page = spec_reference.sweep_fields()
+    for section, wanted in keys_of_schema("sweep.schema.json", jobs):
+        if section != "top":
+            assert wanted <= keys(page), section
+
+
+def test_table_of_profiles_has_every_field() -> None:
+    assert set(ClusterProfile.model_fields) <= keys(spec_reference.profile_fields())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| [`nodes`]{#spec-slurm-nodes} | text | `1` | Number of nodes: 4, a range such as 2-4, or a list of sizes. "
+        "Example: `1`. |",
+        "| `entrypoint` | [section](#spec-entrypoint) | required | The program that the ranks run. |",
+        "| [`name`]{#spec-name} | text | required | A short name, used for the Slurm job and for the directory of its "
+        "runs. Example: `gpt`. |",
+    ],
+)
+def test_row_of_a_field(row: str) -> None:
+    assert row in spec_reference.job_fields().splitlines()
+
+
+def test_anchors_of_fields_are_unique() -> None:
+    page = spec_reference.job_fields()
+    anchors = re.findall(r"\{#([\w-]+)\}", page) + re.findall(r"^\(([\w-]+)\)=", page, re.MULTILINE)
+    assert len(anchors) > 150
+    assert len(anchors) == len(set(anchors))
+
+
+def test_page_of_commands_has_every_command_with_its_options() -> None:
+    page = command_reference.commands_page()
+    headings = set(re.findall(r"^#+ (hpcaccel .*)$", page, re.MULTILINE))
+    public = {f"hpcaccel {name}" for name, entry in COMMANDS.items() if not entry.hidden}
+    assert public | {f"hpcaccel {name}" for name in GROUPS} <= headings
+    assert "hpcaccel sweep start" in headings
+    assert "| `--requeue` | Save, exit, and requeue the job. |" in page
+    assert "hpcaccel answer" not in headings
+
+
+def test_table_of_variables_is_that_of_the_code() -> None:
+    in_table = [one.name for one in environment_reference.VARIABLES]
+    assert len(in_table) == len(set(in_table))
+    in_code = environment_reference.variables_in_code()
+    missing = {name: str(path) for name, path in in_code.items() if name not in in_table}
+    assert not missing, f"add these to docs/extensions/hpcaccel_site/environment_reference.py: {missing}"
+    assert not set(in_table) - set(in_code), "these are in no file of the code any more"
+
+
+def test_page_of_the_api_has_every_public_name() -> None:
+    names = api_reference.grouped_names()
+    assert len(names) == len(set(names))
+    assert {*hpcaccel.__all__, "map"} == {name for name in names if "." not in name}
+
+
+def test_public_names_have_docstrings() -> None:
+    without = [name for name in hpcaccel.__all__ if not getattr(hpcaccel, name).__doc__]
+    assert not without
+
+
+def test_page_of_causes_has_every_cause_in_order() -> None:
+    assert re.findall(r"^## (\w+)$", run_reference.failure_causes(), re.MULTILINE) == [one.name for one in CAUSES]
+
+
+def test_exit_codes_are_those_of_the_design_page() -> None:
+    (_, _, text) = (DOCS / "design.md").read_text().partition("## Exit codes\n\n")
+    told = {int(code) for code in re.findall(r"(?:^|· )(\d+) ", text)}
+    assert told <= {one for one, _, _ in run_reference.EXIT_CODES}
+
+
+def test_files_of_a_run_directory_come_from_the_design_page() -> None:
+    text = run_reference.run_directory()
+    assert "| `attempts.jsonl` | supervisor |" in text
+    assert "](../trainers.md#transformers)" in text
+    assert "| `journal.jsonl`" in run_reference.sweep_directory()
+
+
+def test_every_generated_part_is_on_a_page() -> None:
+    pages = "".join(path.read_text() for path in DOCS.rglob("*.md"))
+    assert set(re.findall(r"^<!-- generated: ([\w-]+)", pages, re.M)) - {"page", "pages"} == set(PARTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a `b|c` [x] <y>", r"a `b|c` \[x\] \<y\>"),
+        ("two\n  lines", "two lines"),
+        ("snake_case stays", "snake_case stays"),
+        ("_under_ *star*", r"\_under\_ \*star\*"),
+    ],
+)
+def test_plain_text_is_escaped_outside_of_code(text: str, shown: str) -> None:
+    assert plain(text) == shown
+
+
+def test_code_with_backquotes_has_a_longer_fence() -> None:
+    assert code("a `b`") == "`` a `b` ``"
