@@ -26,6 +26,9 @@ def profile(
     timeout: Annotated[
         int, typer.Option(metavar="SECONDS", help="How long to wait until a rank begins to record.")
     ] = 600,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Only request the trace. The ranks write it into the run directory.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Record the next steps of a running training with torch's profiler; the run continues.
@@ -33,10 +36,18 @@ def profile(
     The traces are written into the run directory, for chrome://tracing or ui.perfetto.dev. Programs that call neither
     hpcaccel's loop nor a stop gate cannot be recorded.
     """
+    from hpcaccel.core.profile_requests import profiles_folder
     from hpcaccel.submission.runs.profiling import follow_profile, request_profile
 
     found = one_run(find(run))
     request = request_profile(found.dir, steps=steps, ranks=rank or [0])
+    if no_wait:
+        folder = profiles_folder(found.dir, request.attempt)
+        if json:
+            print_json({"run_id": found.run_id, "attempt": request.attempt, "traces": []})
+        else:
+            typer.echo(f"trace requested for {found.run_id}: its ranks write it to {folder}")
+        return
     note(f"{found.run_id}: waiting for the next step")
     seen: dict[int, RankProfile] = {}
     for records in follow_profile(found.dir, request, timeout_seconds=timeout):

@@ -180,7 +180,8 @@ def _submit_there(
 ) -> NoReturn:
     """Submit the job on a cluster behind SSH, follow it there, and print its verdict."""
     from hpcaccel.cli.remote.remote_commands import refuse_by_facts
-    from hpcaccel.submission.remote.bundle import BundleReceipt, expanded_on, hand_over, pack
+    from hpcaccel.submission.remote.bundle import expanded_on, pack
+    from hpcaccel.submission.remote.delivery import BundleReceipt, hand_over
 
     def show(receipt: BundleReceipt) -> None:
         print_bytes(err=receipt.err + receipt.out)

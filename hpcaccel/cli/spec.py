@@ -18,7 +18,7 @@ from hpcaccel.errors import ClusterError, SpecError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile, JobSpec
-    from hpcaccel.submission.remote.bundle import BundleReceipt
+    from hpcaccel.submission.remote.delivery import BundleReceipt
 
 __all__ = ["render", "schema", "validate"]
 

@@ -8,10 +8,12 @@ from fastapi import APIRouter, Body, Header
 from pydantic import BaseModel, Field
 
 from hpcaccel.service.answers import ERRORS, JsonAnswer
+from hpcaccel.service.behind_ssh.steered_runs import RemoteRun, RemoteSweep
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.spec_requests import KEY
 from hpcaccel.submission.runs.control import named_requests
+from hpcaccel.submission.runs.run_handle import AnyRun
 
 __all__ = ["ActionAnswer", "accepted", "action_routes"]
 
@@ -42,10 +44,9 @@ class ProfileBody(BaseModel):
     ranks: list[int] = Field(default=[0], min_length=1, max_length=16)
 
 
-def accepted(source: RunSource, token: str, action: str) -> JsonAnswer:
+def accepted(source: RunSource, run: AnyRun | RemoteRun | RemoteSweep, action: str) -> JsonAnswer:
     """The answer to an action that was accepted."""
     source.changed()
-    run = source.steered(token)
     answer = ActionAnswer(run_id=run.run_id, action=action, job_id=run.job_id)
     return JsonAnswer(answer.model_dump(), status_code=202)
 
@@ -62,20 +63,22 @@ def action_routes(source: RunSource) -> APIRouter:
         run = source.steered(run_id)
         with named_requests(idempotency_key):
             run.stop("pause" if body is None else body.then)
-        return accepted(source, run_id, "stop")
+        return accepted(source, run, "stop")
 
     @routes.post("/runs/{run_id}/save", status_code=202, response_model=ActionAnswer)
     def save(run_id: RunId) -> JsonAnswer:
         """Save a checkpoint now and go on."""
-        source.steered(run_id).save()
-        return accepted(source, run_id, "save")
+        run = source.steered(run_id)
+        run.save()
+        return accepted(source, run, "save")
 
     @routes.post("/runs/{run_id}/profile", status_code=202, response_model=ActionAnswer)
     def profile(run_id: RunId, body: Annotated[ProfileBody | None, Body()] = None) -> JsonAnswer:
         """Record the next steps of some ranks with torch's profiler, into the run directory, and go on."""
         asked = ProfileBody() if body is None else body
-        source.find(run_id).profile(steps=asked.steps, ranks=asked.ranks)
-        return accepted(source, run_id, "profile")
+        run = source.steered(run_id)
+        run.profile(steps=asked.steps, ranks=asked.ranks)
+        return accepted(source, run, "profile")
 
     @routes.post("/runs/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
     def cancel(run_id: RunId, idempotency_key: Key = None) -> JsonAnswer:
@@ -83,12 +86,13 @@ def action_routes(source: RunSource) -> APIRouter:
         run = source.steered(run_id)
         with named_requests(idempotency_key):
             run.cancel()
-        return accepted(source, run_id, "cancel")
+        return accepted(source, run, "cancel")
 
     @routes.post("/runs/{run_id}/resume", status_code=202, response_model=ActionAnswer)
     def resume(run_id: RunId) -> JsonAnswer:
         """Continue the run in a new job, from its newest checkpoint."""
-        source.steered(run_id).resume()
-        return accepted(source, run_id, "resume")
+        run = source.steered(run_id)
+        run.resume()
+        return accepted(source, run, "resume")
 
     return routes

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from hpcaccel.core.finite_values import finite
 from hpcaccel.errors import HpcaccelError, RunBusy, RunNotFound, SlurmCommandError, SpecError, UserError
 from hpcaccel.spec import JobSpec
+from hpcaccel.submission.remote.protocol import ConnectionLost, Unreachable
 
 __all__ = ["ERRORS", "ErrorAnswer", "JsonAnswer", "SpecProblem", "add_error_answers", "problems_of"]
 
@@ -64,7 +65,7 @@ _SENTENCES = {
     409: "The run is in a state that does not allow this.",
     413: "The body is too large.",
     422: "Parameters or the spec are not valid; problems has one item for each mistake.",
-    503: "Slurm did not respond; the same request can be repeated.",
+    503: "Slurm, or a cluster behind SSH, did not respond; the same request can be repeated.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": sentence, "content": {"application/json": {"schema": {"$ref": _ERROR}}}}
@@ -111,7 +112,7 @@ async def _of_ours(_: Request, error: Exception) -> JsonAnswer:
         return _answer(404, str(error))
     if isinstance(error, RunBusy):
         return _answer(409, str(error))
-    if isinstance(error, SlurmCommandError):
+    if isinstance(error, SlurmCommandError | ConnectionLost | Unreachable):
         return _answer(503, str(error))
     return _answer(400 if isinstance(error, UserError) else 409, str(error))
 

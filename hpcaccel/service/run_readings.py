@@ -17,18 +17,25 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunNotFound, UserError
 from hpcaccel.service.log_parts import MOST_BYTES, log_files, log_path, read_part
+from hpcaccel.submission.runs.find import known_runs
+from hpcaccel.submission.runs.status import status
 from hpcaccel.submission.submit.comparison import changes_since_previous
 from hpcaccel.view.change_lines import change_lines
 from hpcaccel.view.merged_log import first_traceback, merged_log
 from hpcaccel.view.metric_buckets import metric_names, metrics_buckets
+from hpcaccel.view.run_overview import listed, overview
 from hpcaccel.view.sweep_view import sweep_view
 
-__all__ = ["MOST_BUCKETS", "RUN_READINGS", "SWEEP_READINGS", "read_run"]
+__all__ = ["MOST_BUCKETS", "RUN_READINGS", "SWEEP_READINGS", "read_run", "read_sweeps"]
 
 MOST_BUCKETS = 5000
 
 Run = InstanceOf[RunDir]
 _OFFSET_LIMIT = 1 << 53
+
+
+def _overview(run: Run) -> dict[str, Any]:
+    return overview(run, status(run, patient=True)).to_json()
 
 
 def _script(run: Run) -> str:
@@ -131,6 +138,7 @@ def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 RUN_READINGS: Mapping[str, Callable[..., Any]] = {
+    "overview": _checked(_overview),
     "script": _checked(_script),
     "spec": _checked(_spec),
     "ledger": _checked(_ledger),
@@ -150,6 +158,21 @@ SWEEP_READINGS: Mapping[str, Callable[..., Any]] = {
     "best": _checked(_best),
 }
 """Readings of a sweep."""
+
+
+MOST_SWEEPS = 1000
+
+
+def read_sweeps(limit: int) -> list[dict[str, Any]]:
+    """The rows of this user's newest sweeps, newest first, as JSON values.
+
+    Raises:
+        UserError: ``limit`` is not a number from 1 to ``MOST_SWEEPS``.
+    """
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_SWEEPS:
+        raise UserError(f"limit {limit!r} is not a number from 1 to {MOST_SWEEPS}")
+    found = [run for run in reversed(known_runs()) if run.kind == "sweep"][:limit]
+    return [row.to_json() for row in listed([run.open().dir for run in found], patient=True)]
 
 
 def read_run(run: RunDir, what: str, options: Mapping[str, Any]) -> Any:

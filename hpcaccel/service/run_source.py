@@ -9,13 +9,15 @@ from typing import Any
 
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunNotFound, SpecError, UserError
-from hpcaccel.service.behind_ssh.remote_runs import RemoteRun, RemoteRuns
+from hpcaccel.service.behind_ssh.remote_runs import RemoteRuns
+from hpcaccel.service.behind_ssh.steered_runs import RemoteRun, RemoteSweep
 from hpcaccel.service.run_readings import SWEEP_READINGS, read_run
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.service.shared_values import SharedValues
 from hpcaccel.spec import ClusterProfile, load_profile, profile_names
 from hpcaccel.submission.runs.find import FoundRun, find_run, known_runs
 from hpcaccel.submission.runs.run_handle import AnyRun, SweepRun, open_run
+from hpcaccel.sweeps.sweep_handle import Sweep
 from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
 
 __all__ = ["SORTS", "RunSource"]
@@ -36,7 +38,7 @@ class RunSource:
         self._pages: SharedValues[list[RunRow]] = SharedValues(seconds=1.0, most=50)
         self._overviews: SharedValues[Overview] = SharedValues(seconds=1.0, most=200)
         self._readings: SharedValues[Any] = SharedValues(seconds=1.0, most=150)
-        self.remote = RemoteRuns(_profiles_behind_ssh())
+        self.remote = RemoteRuns(_profiles_behind_ssh)
         """Runs on the clusters of profiles with ``host``."""
         self._paths: dict[str, Path] = {}
 
@@ -78,6 +80,23 @@ class RunSource:
             RunNotFound: there is no such run.
         """
         return self._there(token) or self.find(token)
+
+    def steered_sweep(self, token: str) -> Sweep | RemoteSweep:
+        """The sweep with this name, for an action; a sweep behind SSH is ``CLUSTER:RUN``.
+
+        Raises:
+            RunNotFound: there is no such sweep.
+            UserError: it is a run, not a sweep; or the cluster cannot be reached.
+        """
+        if (there := self._there(token)) is not None:
+            return self.remote.find_sweep(there)
+        return Sweep(self._sweep(token).path)
+
+    def _sweep(self, token: str) -> SweepRun:
+        run = self.find(token, only_sweeps=True)
+        if not isinstance(run, SweepRun):
+            raise UserError(f"{run.run_id} is a run, not a sweep")
+        return run
 
     def known(self) -> list[FoundRun]:
         """All runs and sweeps, oldest first."""
@@ -126,10 +145,7 @@ class RunSource:
         """
         if (there := self._there(token)) is not None:
             return self.remote.read(there, what, options)
-        of_sweep = what in SWEEP_READINGS
-        run = self.find(token, only_sweeps=of_sweep)
-        if of_sweep and not isinstance(run, SweepRun):
-            raise UserError(f"{run.run_id} is a run, not a sweep")
+        run = self._sweep(token) if what in SWEEP_READINGS else self.find(token)
         if what == "sweep":
             found = self._readings.get((run.path, what), lambda: read_run(run.dir, what, {"rows": True}))
             return found if options["rows"] else {**found, "rows": []}
@@ -152,8 +168,14 @@ class RunSource:
 
     def sweeps(self, *, limit: int, offset: int) -> tuple[list[RunRow], int]:
         """The newest sweeps from ``offset`` on, and the number of all sweeps."""
+        there = self.remote.sweeps()
         found = [run for run in reversed(self.known()) if run.kind == "sweep"]
-        return listed([run.open().dir for run in found[offset : offset + limit]]), len(found)
+        page = found if there else found[offset : offset + limit]  # else all are put in order with those behind SSH
+        rows = listed([run.open().dir for run in page])
+        if not there:
+            return rows, len(found)
+        every = sorted([*rows, *there], key=lambda row: row.created, reverse=True)
+        return every[offset : offset + limit], len(every)
 
 
 def _profiles_behind_ssh() -> Iterator[ClusterProfile]:

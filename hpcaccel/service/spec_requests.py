@@ -22,11 +22,21 @@ from hpcaccel.spec import (
     spec_from_values,
     sweep_from_values,
 )
+from hpcaccel.spec.loading.expand import elsewhere
 from hpcaccel.spec.loading.load import load_text
 from hpcaccel.spec.sweep.sweep_file import load_sweep_text
 from hpcaccel.spec.yaml12 import parse_yaml
 
-__all__ = ["SPEC_BODY", "SpecRequest", "any_spec", "chosen_profile", "job_spec", "read_spec_request", "sweep_spec"]
+__all__ = [
+    "SPEC_BODY",
+    "SpecRequest",
+    "any_spec",
+    "chosen_profile",
+    "directory_of",
+    "job_spec",
+    "read_spec_request",
+    "sweep_spec",
+]
 
 KEY = r"^[0-9A-Za-z_-]{8,64}$"
 """Pattern of keys; see ``submission.submit.idempotent``."""
@@ -65,6 +75,10 @@ class SpecRequest(BaseModel):
         if (self.spec is None) == (self.yaml is None):
             raise ValueError("give either spec (values) or yaml (text)")
         return self
+
+    def text(self) -> str:
+        """The spec as text."""
+        return json.dumps(self.spec) if self.yaml is None else self.yaml
 
 
 SPEC_BODY: dict[str, Any] = {
@@ -112,7 +126,8 @@ def chosen_profile(cluster: str | None) -> ClusterProfile | None:
     return load_profile(cluster)
 
 
-def _directory(asked: SpecRequest, settings: ServiceSettings) -> Path:
+def directory_of(asked: SpecRequest, settings: ServiceSettings) -> Path:
+    """The directory to which relative paths of a request's spec refer; SpecError if there is no such directory."""
     path = settings.directory if asked.directory is None else Path(asked.directory).expanduser()
     if not path.is_absolute() or "\0" in str(path) or not path.is_dir():
         raise SpecError(f"directory {str(path)!r} is not the absolute path of a directory on the service's machine")
@@ -125,14 +140,21 @@ def job_spec(asked: SpecRequest, settings: ServiceSettings) -> JobSpec:
     Raises:
         SpecError: the spec is not valid; its ``problems`` have the lines of the YAML text.
     """
-    base = _directory(asked, settings)
+    base = directory_of(asked, settings)
     options: dict[str, Any] = {"base": base, "overrides": asked.overrides, "profile": chosen_profile(asked.cluster)}
     if asked.yaml is not None:
         spec = load_text(asked.yaml, **options)
     else:
         spec = spec_from_values(_plain(asked.spec), **options)
         spec._source = base / "spec.yaml"
-    return spec if spec.workdir is not None else spec.model_copy(update={"workdir": str(base)})
+    return _with_workdir(spec, base)
+
+
+def _with_workdir(job: JobSpec, base: Path) -> JobSpec:
+    """A job of this machine starts in the spec's directory; one on another machine, in the copy of its code."""
+    if job.workdir is not None or elsewhere() is not None:
+        return job
+    return job.model_copy(update={"workdir": str(base)})
 
 
 def any_spec(asked: SpecRequest, settings: ServiceSettings) -> JobSpec:
@@ -148,17 +170,14 @@ def any_spec(asked: SpecRequest, settings: ServiceSettings) -> JobSpec:
 
 def sweep_spec(asked: SpecRequest, settings: ServiceSettings) -> SweepSpec:
     """The sweep of a request. Errors are those of :func:`job_spec`."""
-    base = _directory(asked, settings)
+    base = directory_of(asked, settings)
     options: dict[str, Any] = {"base": base, "overrides": asked.overrides, "profile": chosen_profile(asked.cluster)}
     if asked.yaml is not None:
         spec = load_sweep_text(asked.yaml, **options)
     else:
         spec = sweep_from_values(_plain(asked.spec), **options)
         spec.job._source = base / "spec.yaml"
-    if spec.job.workdir is not None:
-        return spec
-    job = spec.job.model_copy(update={"workdir": str(base)})
-    return spec.model_copy(update={"job": job})
+    return spec.model_copy(update={"job": _with_workdir(spec.job, base)})
 
 
 def _plain(values: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
@@ -14,6 +15,7 @@ from hpcaccel.core.run_dir import RunDir, default_runs_dir
 from hpcaccel.errors import SpecError, UserError
 from hpcaccel.render import render as render_script
 from hpcaccel.service.answers import ERRORS, JsonAnswer
+from hpcaccel.service.behind_ssh.remote_submission import plan_there, render_there, submit_there, variables_of
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.service.spec_requests import SPEC_BODY, SpecRequest, any_spec, chosen_profile, job_spec, read_spec_request
@@ -82,19 +84,25 @@ def submit_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
     @routes.post("/runs", status_code=201, responses=SUBMITTED, openapi_extra=SPEC_BODY)
     def submit(asked: Asked) -> JsonAnswer:
         """Submit a spec. With an idempotency key, a repeated request returns the run of the first one."""
-        submitted = _submit(asked, settings)
+        there = source.remote.commands(chosen_profile(asked.cluster))
+        if there is None:
+            submitted = _submit(asked, settings)
+        else:
+            submitted = SubmittedRun(**asdict(submit_there(there, asked, settings, is_sweep=False)))
         source.changed()
         return submitted.answer()
 
     @routes.post("/check", response_model=CheckedSpec, openapi_extra=SPEC_BODY)
     def check(asked: Asked) -> JsonAnswer:
         """Check a spec, also against the stored facts about the cluster. Nothing is submitted."""
-        return JsonAnswer(_check(asked, settings).model_dump())
+        with variables_of(source.remote.commands(chosen_profile(asked.cluster)), asked):
+            return JsonAnswer(_check(asked, settings).model_dump())
 
     @routes.post("/render", response_class=PlainTextResponse, openapi_extra=SPEC_BODY)
     def render(asked: Asked) -> PlainTextResponse:
         """The batch script that would be submitted."""
-        return PlainTextResponse(_render(asked, settings))
+        there = source.remote.commands(chosen_profile(asked.cluster))
+        return PlainTextResponse(_render(asked, settings) if there is None else render_there(there, asked, settings))
 
     @routes.post("/plan", response_model=list[Choice], openapi_extra=SPEC_BODY)
     def plan(asked: Asked) -> JsonAnswer:
@@ -102,6 +110,8 @@ def submit_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
         profile = chosen_profile(asked.cluster)
         if profile is not None and profile.backend == "local":
             raise UserError("the local backend has no queue: a job starts immediately. Choose another cluster")
+        if (there := source.remote.commands(profile)) is not None:
+            return JsonAnswer(plan_there(there, asked, settings))
         facts = None if profile is None else load_facts(profile.name)
         spec = any_spec(asked, settings)
         choices = plan_choices(spec, partitions=asked.partitions, nodes=asked.nodes, profile=profile, facts=facts)

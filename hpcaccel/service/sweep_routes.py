@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Query
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from hpcaccel.errors import UserError
 from hpcaccel.service.action_routes import ActionAnswer, accepted
 from hpcaccel.service.answers import ERRORS, JsonAnswer
+from hpcaccel.service.behind_ssh.remote_submission import submit_there
+from hpcaccel.service.behind_ssh.steered_runs import RemoteSweep
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.service.service_settings import ServiceSettings
-from hpcaccel.service.spec_requests import SPEC_BODY, SpecRequest, read_spec_request, sweep_spec
+from hpcaccel.service.spec_requests import SPEC_BODY, SpecRequest, chosen_profile, read_spec_request, sweep_spec
 from hpcaccel.service.submit_routes import SUBMITTED, SubmittedRun
-from hpcaccel.submission.runs.run_handle import SweepRun, open_run
+from hpcaccel.submission.runs.run_handle import open_run
 from hpcaccel.submission.submit.idempotent import once_or_always
 from hpcaccel.sweeps.start_sweep import advice_afterwards, prepare_sweep, start_sweep
 from hpcaccel.sweeps.sweep_handle import Sweep
@@ -75,36 +77,40 @@ def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
     @routes.post("/sweeps", status_code=201, responses=SUBMITTED, openapi_extra=SPEC_BODY)
     def start(asked: Annotated[SpecRequest, Depends(read_spec_request)]) -> JsonAnswer:
         """Start a sweep: a spec with a section ``sweep``."""
-        started = _start(asked, settings)
+        there = source.remote.commands(chosen_profile(asked.cluster))
+        if there is None:
+            started = _start(asked, settings)
+        else:
+            started = SubmittedRun(**asdict(submit_there(there, asked, settings, is_sweep=True)))
         source.changed()
         return started.answer()
 
     @routes.post("/sweeps/{run_id}/stop", status_code=202, response_model=ActionAnswer)
     def stop(run_id: RunId) -> JsonAnswer:
         """Let the trials save and stop; resume continues them."""
-        _sweep(source, run_id).stop()
-        return accepted(source, run_id, "stop")
+        found = source.steered_sweep(run_id)
+        found.stop()
+        return _accepted(source, found, "stop")
 
     @routes.post("/sweeps/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
     def cancel(run_id: RunId) -> JsonAnswer:
         """End the workers now; resume continues the trials from their checkpoints."""
-        _sweep(source, run_id).cancel()
-        return accepted(source, run_id, "cancel")
+        found = source.steered_sweep(run_id)
+        found.cancel()
+        return _accepted(source, found, "cancel")
 
     @routes.post("/sweeps/{run_id}/resume", status_code=202, response_model=ActionAnswer)
     def resume(run_id: RunId, body: Annotated[ResumeBody | None, Body()] = None) -> JsonAnswer:
         """Continue the sweep with new workers; an override such as sweep.max_trials=200 allows more trials."""
-        _sweep(source, run_id).resume(changes=[] if body is None else body.overrides)
-        return accepted(source, run_id, "resume")
+        found = source.steered_sweep(run_id)
+        found.resume(changes=[] if body is None else body.overrides)
+        return _accepted(source, found, "resume")
 
     return routes
 
 
-def _sweep(source: RunSource, token: str) -> Sweep:
-    run = source.find(token, only_sweeps=True)
-    if not isinstance(run, SweepRun):
-        raise UserError(f"{run.run_id} is a run, not a sweep")
-    return Sweep(run.path)
+def _accepted(source: RunSource, sweep: Sweep | RemoteSweep, action: str) -> JsonAnswer:
+    return accepted(source, open_run(sweep.path) if isinstance(sweep, Sweep) else sweep, action)
 
 
 def _start(asked: SpecRequest, settings: ServiceSettings) -> SubmittedRun:

@@ -6,12 +6,16 @@ import json
 import shutil
 import subprocess
 import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from hpcaccel import Client
 from hpcaccel.errors import RunNotFound
+from hpcaccel.service.client_connection import ServiceError
 
 from .login_node import LoginNode, free_port, wait_for
 
@@ -46,6 +50,53 @@ def test_a_service_on_the_laptop_shows_and_steers_the_runs_of_a_cluster(node: Lo
             client.cancel(token)
             wait_for(lambda: client.run(token).state == "cancelled", "cancelled")
             assert [job[2] for job in node.jobs()] == ["CANCELLED"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_a_service_on_the_laptop_submits_to_a_cluster_once(node: LoginNode) -> None:
+    spec = node.project().read_text()
+    with served(node) as (client, process):
+        options = {"cluster": "alps", "directory": str(node.client / "project")}
+        assert client.check(spec, **options)["spec"]["name"] == "toy"
+        script = client.render(spec, **options)
+        assert "#SBATCH --partition=gpu" in script
+        assert str(node.runs) in script
+        assert [one["partition"] for one in client.plan(spec, partitions=["gpu"], nodes=["1"], **options)] == ["gpu"]
+        (Path(node.env["STAND_IN_QUEUE"]) / "delay").write_text("1")
+        with ThreadPoolExecutor() as threads:
+            lost = threads.submit(_submitted, client, spec, options)
+            wait_for((Path(node.env["STAND_IN_QUEUE"]) / "at-work").exists, "sbatch")
+            process.kill()
+            with pytest.raises(ServiceError):
+                lost.result(timeout=60)
+    (Path(node.env["STAND_IN_QUEUE"]) / "delay").unlink()
+    with served(node) as (client, process):
+        found = client.submit(spec, idempotency_key="tuesday-0001", **options)
+        assert found.run_id.startswith("alps:")
+        again = client.submit(spec, idempotency_key="tuesday-0001", **options)
+        assert (again.run_id, again.repeated) == (found.run_id, True)
+        assert len(node.jobs()) == 1
+        assert client.run(found.run_id).job_id == "1"
+        assert (node.runs / "toy" / found.run_id.partition(":")[2] / "code" / "train.py").exists()
+        assert client.sweeps().runs == []
+        with pytest.raises(ServiceError, match="only the steps of a running training can be recorded"):
+            client.profile(found.run_id)
+
+
+def _submitted(client: Client, spec: str, options: dict[str, str]) -> str:
+    return client.submit(spec, idempotency_key="tuesday-0001", **options).run_id
+
+
+@contextmanager
+def served(node: LoginNode) -> Iterator[tuple[Client, subprocess.Popen[str]]]:
+    """A service on the client's machine."""
+    process = node.start_command("serve", "--no-browser", HPCACCEL_SERVICE_TOKEN=TOKEN)
+    try:
+        assert process.stdout is not None
+        with Client(process.stdout.readline().strip()) as client:
+            yield client, process
     finally:
         process.terminate()
         process.communicate(timeout=60)

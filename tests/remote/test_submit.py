@@ -15,8 +15,9 @@ import pytest
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.spec import load_profile
 from hpcaccel.submission.remote import RemoteCluster, remote_index
-from hpcaccel.submission.remote.bundle import BundleReceipt, hand_over, pack
+from hpcaccel.submission.remote.bundle import pack
 from hpcaccel.submission.remote.connection import FabricConnection
+from hpcaccel.submission.remote.delivery import BundleReceipt, hand_over
 from hpcaccel.submission.remote.remote_cluster import RemoteRequest
 
 from .login_node import Cutting, LoginNode

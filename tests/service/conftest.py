@@ -17,6 +17,8 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.service.app import create_app
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.submission.jobs import local
+from hpcaccel.submission.remote.remote_cluster import RemoteCluster
+from tests.service.stand_in_login_node import LoginNode
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef" * 3
@@ -48,11 +50,14 @@ SERVERS: dict[int, uvicorn.Server] = {}
 
 @contextmanager
 def serving(settings: ServiceSettings, *, page: bool | None = False) -> Iterator[ServiceSettings]:
-    """A service in a thread, on a free port."""
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", settings.port))
-        settings = replace(settings, port=listening.getsockname()[1])
+    """A service in a thread, on its Unix socket or a free port."""
+    with socket.socket(socket.AF_INET if settings.socket is None else socket.AF_UNIX) as listening:
+        if settings.socket is None:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(("127.0.0.1", settings.port))
+            settings = replace(settings, port=listening.getsockname()[1])
+        else:
+            listening.bind(os.fspath(settings.socket))
         app = create_app(settings, page=page)
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
         SERVERS[settings.port] = server
@@ -95,4 +100,30 @@ def settings(home: Path) -> Iterator[ServiceSettings]:
 @pytest.fixture
 def client(settings: ServiceSettings) -> Iterator[Client]:
     with settings.client() as client:
+        yield client
+
+
+@pytest.fixture
+def login_node(monkeypatch: pytest.MonkeyPatch) -> LoginNode:
+    made = LoginNode()
+    monkeypatch.setattr(RemoteCluster, "converse", lambda *args: made.converse(*args))
+    return made
+
+
+@pytest.fixture
+def on_laptop(
+    home: Path, tmp_path: Path, login_node: LoginNode, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServiceSettings]:
+    """A service on a laptop, with a profile of the cluster ``alps`` behind SSH."""
+    profiles = tmp_path / "config" / "hpcaccel" / "clusters"
+    profiles.mkdir(parents=True)
+    (profiles / "alps.yaml").write_text("name: alps\nhost: me@alps\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    with serving(ServiceSettings(token=TOKEN, directory=home)) as settings:
+        yield settings
+
+
+@pytest.fixture
+def laptop(on_laptop: ServiceSettings) -> Iterator[Client]:
+    with on_laptop.client() as client:
         yield client

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ pytest.importorskip("mcp")
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-from tests.service.conftest import ROOT, SPEC, until
+from hpcaccel.service.service_settings import ServiceSettings
+from tests.service.conftest import ROOT, SPEC, TOKEN, serving, until
+from tests.service.stand_in_login_node import LoginNode
 
 READING = {
     "list_runs", "run_status", "explain", "logs", "metrics", "checkpoints", "traceback", "sweeps", "best",
-    "validate_spec", "plan",
+    "clusters", "validate_spec", "plan",
 }  # fmt: skip
 ACTING = {"submit", "stop", "save", "cancel", "resume"}
 
@@ -84,3 +88,32 @@ def test_agent_submits_once_watches_and_cancels(tmp_path: Path) -> None:
         assert "cancelled" in await call(client, "cancel", run=run)
 
     talk(tmp_path, use, "--allow-actions")
+
+
+def test_a_running_service_and_its_clusters_behind_ssh_are_used(
+    on_laptop: ServiceSettings, login_node: LoginNode, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over a port with the token in the environment, and over a Unix socket; the command itself knows no cluster."""
+    monkeypatch.setenv("HPCACCEL_SERVICE_TOKEN", TOKEN)
+    place = tempfile.mkdtemp(prefix="mcp-", dir="/tmp")
+    settings = ServiceSettings(socket=Path(place) / "service", directory=home)
+
+    async def act(client: ClientSession) -> None:
+        assert '"host": "me@alps"' in await call(client, "clusters")
+        asked = {"yaml": SPEC, "cluster": "alps", "idempotency_key": "once-and-only"}
+        first, again = [json.loads(await call(client, "submit", **asked)) for _ in range(2)]
+        assert (first["cluster"], first["run_id"], again["repeated"]) == ("alps", again["run_id"], True)
+        assert "cancelled" in await call(client, "cancel", run=first["run_id"])
+        assert (await call(client, "plan", yaml=SPEC, cluster="alps")) == "[]"
+
+    async def read(client: ClientSession) -> None:
+        assert json.loads(await call(client, "run_status", run="alps:gpt"))["step"] == 5
+        assert "no run 'nowhere'" in await call(client, "run_status", run="alps:nowhere")
+
+    try:
+        talk(tmp_path, act, "--allow-actions", "--url", on_laptop.url)
+        with serving(settings):
+            talk(tmp_path, read, "--socket", str(settings.socket))
+    finally:
+        shutil.rmtree(place)
+    assert len(login_node.runs) == 1

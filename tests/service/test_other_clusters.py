@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import queue
+import re
 import tempfile
-import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,101 +12,10 @@ from hpcaccel import Client
 from hpcaccel.errors import RunNotFound
 from hpcaccel.service.behind_ssh.reading_answers import answer_readings
 from hpcaccel.service.client_connection import ServiceError
-from hpcaccel.service.service_settings import ServiceSettings
-from hpcaccel.submission.remote.protocol import ConnectionLost
 from hpcaccel.submission.remote.remote_cluster import RemoteCluster
 from hpcaccel.submission.runs.status import ACTIVE
-from tests.service.conftest import SPEC, TOKEN, serving, until
-
-RUN = {
-    "run_id": "20261120-153012-4f2a", "name": "gpt", "path": "/there/gpt", "backend": "slurm", "cluster": "slurm",
-    "job_id": "7", "created": 1000.0, "state": "running", "reason": "", "detail": "", "attempts": 1, "step": 5,
-    "total_steps": 10, "steps_lost": 0, "first_loss": 2.0, "last_loss": 1.0,
-    "checkpoint": None, "checkpoint_step": None,
-}  # fmt: skip
-
-
-class LoginNode:
-    """Answers hpcaccel's commands, and records them."""
-
-    def __init__(self) -> None:
-        self.commands: list[list[str]] = []
-        self.secrets: list[str] = []
-        self.state = "running"
-        self.programs = 0
-        """Number of programs that were started to answer questions."""
-        self.breaks = 0
-        """Number of questions after which the connection breaks."""
-        self.questions: list[dict[str, Any]] = []
-
-    def converse(self, _: RemoteCluster, request: dict[str, Any], talk: Any) -> Any:
-        if request["do"] == "readings":
-            self.programs += 1
-            return talk(Program(self))
-        self.commands.append(request["args"])
-        return talk(self)
-
-    def to_the_end(self, *, secrets: Any) -> tuple[dict[str, Any], dict[str, bytes]]:
-        words = self.commands[-1]
-        if words[0] == "resume" and self.secrets:
-            secrets({"frame": "secrets", "names": self.secrets}, b"")
-        if words[-1] == "nowhere":
-            return {"code": 2}, {"err": b"error: no run 'nowhere'\n"}
-        run = {**RUN, "state": self.state}
-        document = [run] if words[0] == "list" else run
-        return {"code": 0}, {"out": json.dumps(document).encode() if "--json" in words else b"done\n"}
-
-
-class Program:
-    """``answer_readings`` in a thread, between pipes."""
-
-    def __init__(self, node: LoginNode) -> None:
-        self._node = node
-        self._frames: queue.Queue[tuple[dict[str, Any], bytes]] = queue.Queue()
-        reading, writing = os.pipe()
-        self._input = os.fdopen(writing, "wb", buffering=0)
-        self._frames.put(({"frame": "ready"}, b""))
-        threading.Thread(target=self._run, args=(reading,), daemon=True).start()
-
-    def _run(self, reading: int) -> None:
-        with os.fdopen(reading, "rb") as questions:
-            answer_readings(questions, self._send)
-
-    def _send(self, frame: str, payload: bytes = b"", **values: Any) -> None:
-        self._frames.put(({"frame": frame, **values}, payload))
-
-    def expect(self, frame: str) -> tuple[dict[str, Any], bytes]:
-        head, payload = self._frames.get(timeout=60)
-        assert head["frame"] == frame
-        return head, payload
-
-    def send(self, line: bytes) -> None:
-        self._node.questions.append(json.loads(line))
-        if self._node.breaks:
-            self._node.breaks -= 1
-            self._input.close()
-            raise ConnectionLost("the connection was lost")
-        self._input.write(line)
-
-    def end_input(self) -> None:
-        self._input.close()
-
-
-@pytest.fixture
-def login_node(monkeypatch: pytest.MonkeyPatch) -> LoginNode:
-    made = LoginNode()
-    monkeypatch.setattr(RemoteCluster, "converse", lambda *args: made.converse(*args))
-    return made
-
-
-@pytest.fixture
-def laptop(home: Path, tmp_path: Path, login_node: LoginNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    profiles = tmp_path / "config" / "hpcaccel" / "clusters"
-    profiles.mkdir(parents=True)
-    (profiles / "alps.yaml").write_text("name: alps\nhost: me@alps\n")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    with serving(ServiceSettings(token=TOKEN, directory=home)) as settings, settings.client() as client:
-        yield client
+from tests.service.conftest import SPEC, until
+from tests.service.stand_in_login_node import RUN, LoginNode
 
 
 def test_runs_of_all_clusters_are_in_one_list_and_can_be_steered(laptop: Client, login_node: LoginNode) -> None:
@@ -124,13 +28,76 @@ def test_runs_of_all_clusters_are_in_one_list_and_can_be_steered(laptop: Client,
     laptop.save("alps:gpt")
     laptop.cancel("alps:gpt")
     assert laptop.resume("alps:gpt") == "7"
+    laptop.profile("alps:gpt", 3, ranks=[0, 2])
     changes = [words for words in login_node.commands if words[0] not in ("list", "status")]
     assert changes == [
         ["stop", "--requeue", "--", "gpt"],
         ["save", "--", "gpt"],
         ["cancel", "--", "gpt"],
         ["resume", "--", "gpt"],
+        ["profile", "--no-wait", "--steps=3", "--rank=0", "--rank=2", "--", "gpt"],
     ]
+
+
+def test_sweeps_of_all_clusters_are_in_one_list_and_can_be_steered(laptop: Client, login_node: LoginNode) -> None:
+    login_node.readings = {
+        "sweeps": [{**RUN, "run_id": "20261121-000000-0001", "name": "tune"}],
+        "sweep": {"run_id": "20261121-000000-0001", "name": "tune", "state": "running"},
+        "trials": [{"trial": 1}],
+        "best": "name: tune\n",
+    }
+    until(lambda: laptop.sweeps().total == 1)
+    (row,) = laptop.sweeps().runs
+    assert (row.run_id, row.name, row.cluster) == ("alps:20261121-000000-0001", "tune", "alps")
+    assert laptop.sweeps(offset=1).runs == []
+    assert laptop.sweep("alps:tune").run_id == row.run_id, "the page steers the sweep under this name"
+    assert (laptop.trials("alps:tune"), laptop.best("alps:tune")) == ([{"trial": 1}], "name: tune\n")
+    laptop.stop_sweep("alps:tune")
+    laptop.cancel_sweep("alps:tune")
+    laptop.resume_sweep("alps:tune", overrides=["sweep.max_trials=9"])
+    sweep = row.run_id.partition(":")[2]
+    assert [words for words in login_node.commands if words[0] != "list" and words[1] != "status"] == [
+        ["sweep", "stop", "--", sweep],
+        ["cancel", "--", sweep],
+        ["sweep", "resume", "--", sweep, "sweep.max_trials=9"],
+    ]
+
+
+def test_an_action_that_is_repeated_with_its_key_is_one_request(laptop: Client, login_node: LoginNode) -> None:
+    for key in ("first-0001", "first-0001", "other-0001"):
+        laptop.cancel("alps:gpt", idempotency_key=key)
+    ids = [one["id"] for one in login_node.requests if one["args"][0] == "cancel"]
+    assert ids[0] == ids[1] != ids[2]
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in ids)
+
+
+def test_secrets_go_along_only_if_they_went_along_before(
+    laptop: Client, login_node: LoginNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("API_KEY", "s3cret")
+    login_node.secrets = ["API_KEY"]
+    with pytest.raises(ServiceError, match="run `hpcaccel resume alps:gpt` in a shell that has it"):
+        laptop.resume("alps:gpt")
+    assert login_node.sent == []
+    spec = f"{SPEC}environment: {{secrets: [API_KEY]}}\n"
+    run_id = laptop.submit(spec, cluster="alps", idempotency_key="with-a-secret").run_id
+    assert login_node.submissions[0]["env"] == {"API_KEY": "s3cret"}
+    laptop.resume(run_id)
+    assert login_node.sent == [{"API_KEY": "s3cret"}]
+
+
+def test_nobody_waits_for_a_cluster_that_was_lost(laptop: Client, login_node: LoginNode) -> None:
+    login_node.is_down = True
+    until(lambda: laptop.runs() and "no route" in {row["name"]: row["problem"] for row in laptop.clusters()}["alps"])
+    for read in (laptop.run, laptop.script, laptop.ledger):
+        with pytest.raises(ServiceError, match="no route") as refused:
+            read("alps:gpt")
+        assert refused.value.status == 503
+    assert login_node.programs == 0, "only the list is tried again, in the background"
+    login_node.is_down = False
+    laptop.cancel("alps:gpt")
+    until(lambda: laptop.runs().total)
+    assert laptop.run("alps:gpt").state == "running"
 
 
 def test_what_is_not_there_and_what_is_not_possible_is_said(laptop: Client, login_node: LoginNode) -> None:

@@ -15,12 +15,13 @@ import typer
 
 from hpcaccel.cli.output import note, print_bytes, terminal_columns
 from hpcaccel.cli.remote.forward import copy_frames, follow_there
-from hpcaccel.cli.remote.target_cluster import cluster_of_run, without_cluster
+from hpcaccel.cli.remote.target_cluster import cluster_of_run
 from hpcaccel.errors import SpecError, UserError
 
 if TYPE_CHECKING:
     from hpcaccel.spec import JobSpec
-    from hpcaccel.submission.remote.bundle import BundleReceipt, SubmissionBundle
+    from hpcaccel.submission.remote.bundle import SubmissionBundle
+    from hpcaccel.submission.remote.delivery import BundleReceipt
     from hpcaccel.submission.remote.remote_cluster import RemoteCluster
 
 __all__ = [
@@ -64,7 +65,8 @@ def submit_there(
         typer.Exit: always, with the exit code of the command on the cluster.
         SpecError: the spec is invalid, a secret is not set on this machine, or a job contradicts the facts.
     """
-    from hpcaccel.submission.remote.bundle import expanded_on, hand_over, pack
+    from hpcaccel.submission.remote.bundle import expanded_on, pack
+    from hpcaccel.submission.remote.delivery import hand_over
 
     with cluster:
         with expanded_on(cluster, file):
@@ -157,6 +159,8 @@ def given_options(context: typer.Context, cluster: RemoteCluster, *, but: Collec
     Args:
         but: names of the parameters that are handled on this machine.
     """
+    from hpcaccel.submission.remote.remote_index import name_there
+
     words: list[str] = []
     for param in context.command.params:
         value = context.params.get(param.name or "")
@@ -169,7 +173,7 @@ def given_options(context: typer.Context, cluster: RemoteCluster, *, but: Collec
             words.append(option if value else max(param.secondary_opts, key=len))
             continue
         for one in value if isinstance(value, list | tuple) else [value]:
-            words.append(f"{option}={without_cluster(cluster, str(one))}")
+            words.append(f"{option}={name_there(cluster.name, str(one))}")
     return words
 
 
@@ -224,7 +228,7 @@ def inspect_there(
 ) -> BundleReceipt:
     """Run ``command`` (with its options) on the cluster, for the spec in ``bundle``. The spec is not submitted."""
     from hpcaccel.spec.cluster.cluster_facts import load_facts
-    from hpcaccel.submission.remote.bundle import asked
+    from hpcaccel.submission.remote.delivery import asked
 
     if facts:
         load_facts(cluster.name)  # raises SpecError if this machine's facts file is invalid

@@ -114,7 +114,10 @@ def _submit(request: dict[str, Any], frames: FrameWriter) -> None:
     from hpcaccel.submission.remote.requests import arrived, submitted
 
     with arrived(request) as args:
-        _command({**request, "args": args}, _WithSubmitted(frames, lambda: submitted(request)))
+        before = submitted(request)
+        earlier = bool(before.get("run") or before.get("runs"))
+        found = _WithSubmitted(frames, lambda: {**submitted(request), "earlier": earlier})
+        _command({**request, "args": args}, found)
 
 
 def _look(request: dict[str, Any], frames: FrameWriter) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hpcaccel.spec import ClusterProfile
     from hpcaccel.submission.remote.remote_cluster import RemoteCluster
 
-__all__ = ["behind_ssh", "cluster_of_arguments", "cluster_of_run", "without_cluster"]
+__all__ = ["behind_ssh", "cluster_of_arguments", "cluster_of_run"]
 
 _RUNS = ("run", "sweep", "runs")
 """Names of the parameters whose values are runs."""
@@ -84,15 +84,6 @@ def _has_checkpoints(path: Path) -> bool:
     return path.is_file() or any(
         (one / checkpoint_files.MANIFEST).exists() or checkpoint_files.step_directories(one) for one in places
     )
-
-
-def without_cluster(cluster: RemoteCluster, text: str) -> str:
-    """Remove the cluster's name: ``alps:gpt@100`` becomes ``gpt@100``, ``afterok:alps:gpt`` becomes ``afterok:gpt``."""
-    own = f"{cluster.name}:"
-    kind, colon, rest = text.partition(":")
-    if colon and rest.startswith(own):
-        return f"{kind}:{rest.removeprefix(own)}"
-    return text.removeprefix(own)
 
 
 def behind_ssh(name: str | None) -> RemoteCluster | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from hpcaccel.errors import HpcaccelError, RunBusy, RunNotFound, UserError
-from hpcaccel.service.run_readings import SWEEP_READINGS, read_run
+from hpcaccel.service.run_readings import SWEEP_READINGS, read_run, read_sweeps
 
 __all__ = ["MOST_QUESTION_BYTES", "MOST_READING_BYTES", "answer_readings"]
 
@@ -25,7 +25,7 @@ KINDS: tuple[type[HpcaccelError], ...] = (RunNotFound, RunBusy)
 
 def answer_readings(questions: BinaryIO, send: Callable[..., None]) -> None:
     """Answer one question a line until the input ends: ``{"run": …, "what": …, "options": {…}}``, by a frame
-    ``reading`` with the value as JSON, or with ``error``, a sentence."""
+    ``reading`` with the value as JSON, or with ``error``, a sentence. ``sweeps`` is a question about no run."""
     while select.select([questions], [], [], IDLE_SECONDS)[0]:
         line = questions.readline(MOST_QUESTION_BYTES)
         if not line.endswith(b"\n"):
@@ -51,6 +51,8 @@ def _answer(question: dict[str, Any]) -> Any:
     from hpcaccel.submission.runs.run_handle import SweepRun
 
     token, what = str(question["run"]), str(question["what"])
+    if what == "sweeps":
+        return read_sweeps(**question["options"])
     if "/" in token or token.startswith((".", "~")):
         raise RunNotFound(f"{token[:80]!r} is not the name of a run")
     of_sweep = what in SWEEP_READINGS

@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcaccel.errors import ClusterError, HpcaccelError, RunBusy, RunNotFound, UserError
+from hpcaccel.errors import HpcaccelError, RunBusy, RunNotFound, UserError
 from hpcaccel.submission.remote.protocol import ConnectionLost
 from hpcaccel.submission.remote.remote_cluster import RemoteRequest
 
@@ -68,7 +68,7 @@ class ReadingSession:
         except FutureTimeout:
             with self._changed:
                 question.answer.cancel()
-            raise ClusterError(f"{self._name} did not answer within {ANSWER_SECONDS:.0f} s") from None
+            raise ConnectionLost(f"{self._name} did not answer within {ANSWER_SECONDS:.0f} s") from None
 
     def close(self) -> None:
         """End the program on the login node."""

@@ -1,108 +1,141 @@
-"""The newest runs of all clusters behind SSH: read in the background, named ``CLUSTER:RUN``."""
+"""The newest runs and sweeps of all clusters behind SSH: read in the background, named ``CLUSTER:RUN``."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from hpcaccel.errors import HpcaccelError, RunNotFound, UserError
 from hpcaccel.service.behind_ssh.cluster_commands import ClusterCommands
+from hpcaccel.service.behind_ssh.steered_runs import RemoteRun, RemoteSweep
 from hpcaccel.service.json_values import from_json
 from hpcaccel.service.shared_values import SharedValues
 from hpcaccel.spec import ClusterProfile
+from hpcaccel.submission.remote.protocol import ConnectionLost, Unreachable
 from hpcaccel.view.run_overview import Overview, RunRow
 
-__all__ = ["RemoteRun", "RemoteRuns"]
+__all__ = ["RemoteRuns"]
 
 LIST_SECONDS = 30.0
-"""Age after which a list is read again, if anyone looks."""
+"""Age after which a list, or the profiles, are read again, if anyone looks."""
 NEWEST = 200
-"""Number of runs of each cluster that are listed."""
+"""Number of runs, and of sweeps, of each cluster that are listed."""
 
 READING_SECONDS = 3.0
 """Age after which a reading of a run is read again."""
 
 
-@dataclass
-class _Place:
-    """A cluster, and what was read from it last."""
+@dataclass(eq=False)
+class _Rows:
+    """A list of a cluster's runs, as it was read last."""
 
-    commands: ClusterCommands
+    read_again: Callable[[], list[RunRow]]
     rows: list[RunRow] = field(default_factory=list)
     read: float = float("-inf")
     """When the list was read last, or a try failed, in monotonic seconds."""
     reading: bool = False
     problem: str = ""
     """Why the last try failed; empty if it did not."""
+    is_lost: bool = False
+    """Whether it failed because the cluster cannot be reached."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def refresh(self) -> None:
+        """Read the list in the background if it is too old."""
+        with self.lock:
+            due = not self.reading and time.monotonic() - self.read > LIST_SECONDS
+            self.reading = self.reading or due
+        if due:
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            self.rows = self.read_again()
+            self.problem, self.is_lost = "", False
+        except (HpcaccelError, OSError, ValueError) as error:
+            self.is_lost = isinstance(error, ConnectionLost | Unreachable)
+            self.problem = str(error)
+        finally:
+            self.read = time.monotonic()
+            self.reading = False
 
 
-@dataclass(frozen=True)
-class RemoteRun:
-    """A run on a cluster behind SSH, which can be steered."""
+class _Place:
+    """A cluster, and what was read from it last."""
 
-    commands: ClusterCommands
-    token: str
+    def __init__(self, profile: ClusterProfile) -> None:
+        self.commands = ClusterCommands(profile)
+        self.runs = _Rows(self._read_runs)
+        self.sweeps = _Rows(self._read_sweeps)
 
-    @property
-    def run_id(self) -> str:
-        return f"{self.commands.name}:{self.token}"
+    def _read_runs(self) -> list[RunRow]:
+        found = self.commands.read("list", "-n", str(NEWEST), "--json")
+        return [RunRow.of(_here(self.commands.name, one)) for one in found]
 
-    @property
-    def job_id(self) -> str:
-        """The newest job of the run, from a new query."""
-        return str(self.commands.read("status", "--json", "--", self.token)["job_id"])
-
-    def stop(self, then: str = "pause") -> None:
-        then_words = {"pause": [], "requeue": ["--requeue"], "finish": ["--finish"]}[then]
-        self.commands.change("stop", *then_words, "--", self.token)
-
-    def save(self) -> None:
-        self.commands.change("save", "--", self.token)
-
-    def cancel(self) -> None:
-        self.commands.change("cancel", "--", self.token)
-
-    def resume(self) -> None:
-        self.commands.change("resume", "--", self.token)
+    def _read_sweeps(self) -> list[RunRow]:
+        found = self.commands.ask("", "sweeps", {"limit": NEWEST})
+        return [RunRow.of(_here(self.commands.name, one)) for one in found]
 
 
 class RemoteRuns:
-    """Runs of the clusters in ``profiles``. A cluster that does not respond delays nothing: its last list is shown."""
+    """Runs of the clusters behind SSH. A cluster that does not respond delays nothing: its last list is shown.
 
-    def __init__(self, profiles: Iterable[ClusterProfile]) -> None:
-        self._places = {profile.name: _Place(ClusterCommands(profile)) for profile in profiles if profile.host}
+    Args:
+        profiles: reads the profiles; those without ``host`` are left out.
+    """
+
+    def __init__(self, profiles: Callable[[], Iterable[ClusterProfile]]) -> None:
+        self._profiles = profiles
+        self._known: dict[str, _Place] = {}
+        self._known_since = float("-inf")
         self._lock = threading.Lock()
         self._overviews: SharedValues[Overview] = SharedValues(seconds=5.0, most=200)
         self._readings: SharedValues[Any] = SharedValues(seconds=READING_SECONDS, most=300)
 
+    def _places(self, *, anew: bool = False) -> dict[str, _Place]:
+        """The clusters by name. A profile that was added or changed is noticed."""
+        with self._lock:
+            if anew or time.monotonic() - self._known_since > LIST_SECONDS:
+                profiles = {one.name: one for one in self._profiles() if one.host}
+                for name, place in list(self._known.items()):
+                    if profiles.get(name) != place.commands.profile:
+                        self._known.pop(name).commands.close()
+                for name in profiles.keys() - self._known.keys():
+                    self._known[name] = _Place(profiles[name])
+                self._known_since = time.monotonic()
+            return dict(self._known)
+
     def rows(self) -> list[RunRow]:
         """The rows of all clusters as last read; lists that are too old are read again meanwhile."""
-        for place in self._places.values():
-            with self._lock:
-                due = not place.reading and time.monotonic() - place.read > LIST_SECONDS
-                place.reading = place.reading or due
-            if due:
-                threading.Thread(target=self._read, args=(place,), daemon=True).start()
-        return [row for place in self._places.values() for row in place.rows]
+        return self._last_read([place.runs for place in self._places().values()])
 
-    def _read(self, place: _Place) -> None:
-        try:
-            found = place.commands.read("list", "-n", str(NEWEST), "--json")
-            place.rows = [RunRow.of(_here(place.commands.name, one)) for one in found]
-            place.problem = ""
-        except (HpcaccelError, OSError, ValueError) as error:
-            place.problem = str(error)
-        finally:
-            place.read = time.monotonic()
-            place.reading = False
+    def sweeps(self) -> list[RunRow]:
+        """The rows of the sweeps of all clusters, as :meth:`rows`."""
+        return self._last_read([place.sweeps for place in self._places().values()])
+
+    @staticmethod
+    def _last_read(lists: list[_Rows]) -> list[RunRow]:
+        for one in lists:
+            one.refresh()
+        return [row for one in lists for row in one.rows]
 
     def problems(self) -> dict[str, str]:
-        """Why the last try to read a cluster's list failed, by name of the cluster."""
-        return {name: place.problem for name, place in self._places.items() if place.problem}
+        """Why the last try to read a cluster's lists failed, by name of the cluster."""
+        found = {name: place.runs.problem or place.sweeps.problem for name, place in self._places().items()}
+        return {name: problem for name, problem in found.items() if problem}
+
+    def commands(self, profile: ClusterProfile | None) -> ClusterCommands | None:
+        """The commands on the cluster of a profile; None if that is this machine."""
+        if profile is None or profile.host is None:
+            return None
+        place = self._places().get(profile.name)
+        if place is None or place.commands.profile != profile:
+            place = self._places(anew=True)[profile.name]
+        return place.commands
 
     def find(self, token: str) -> RemoteRun | None:
         """The run ``CLUSTER:RUN``; None if ``token`` names no cluster.
@@ -113,36 +146,63 @@ class RemoteRuns:
         name, colon, run = token.partition(":")
         if not colon:
             return None
-        if name not in self._places or not run or run.startswith("-"):
-            raise RunNotFound(
-                f"{token[:80]!r} is not a run on a cluster behind SSH ({', '.join(self._places) or 'none'})"
-            )
-        return RemoteRun(self._places[name].commands, run)
+        places = self._places()
+        if name not in places or not run or run.startswith("-"):
+            raise RunNotFound(f"{token[:80]!r} is not a run on a cluster behind SSH ({', '.join(places) or 'none'})")
+        return RemoteRun(places[name].commands, run)
+
+    def find_sweep(self, run: RemoteRun) -> RemoteSweep:
+        """The sweep with the name of ``run``.
+
+        Raises:
+            UserError: it is a run, not a sweep; and the errors of :meth:`ClusterCommands.ask`.
+        """
+        found = run.commands.ask(run.token, "sweep", {"rows": False})
+        return RemoteSweep(run.commands, str(found["run_id"]))
 
     def overview(self, run: RemoteRun) -> Overview:
         """The overview of a run. Errors are those of :meth:`ClusterCommands.read`."""
 
         def read() -> Overview:
-            return _here(run.commands.name, run.commands.read("status", "--json", "--", run.token))
+            document = run.commands.read("status", "--json", "--", run.token)
+            if "job_ids" in document:  # what the command prints of a sweep
+                document = run.commands.ask(run.token, "overview", {})
+            return _here(run.commands.name, document)
 
+        self._refuse_lost(run)
         return self._overviews.get(run.run_id, read)
 
     def read(self, run: RemoteRun, what: str, options: dict[str, Any]) -> Any:
         """A reading of a run, see :func:`hpcaccel.service.run_readings.read_run`. Errors are those of
         :meth:`ClusterCommands.ask`."""
+
+        def read() -> Any:
+            found = run.commands.ask(run.token, what, options)
+            if what == "sweep":
+                found["run_id"] = f"{run.commands.name}:{found['run_id']}"
+            return found
+
+        self._refuse_lost(run)
         key = (run.run_id, what, json.dumps(options, sort_keys=True))
-        return self._readings.get(key, lambda: run.commands.ask(run.token, what, options))
+        return self._readings.get(key, read)
+
+    def _refuse_lost(self, run: RemoteRun) -> None:
+        """Raise the cluster's problem if it could not be reached: nobody waits for the next try, in the background."""
+        place = self._places().get(run.commands.name)
+        if place is not None and place.runs.is_lost:
+            place.runs.refresh()
+            raise Unreachable(place.runs.problem)
 
     def changed(self) -> None:
         """Read everything again for the next request."""
         self._overviews.forget()
         self._readings.forget()
-        for place in self._places.values():
-            place.read = float("-inf")
+        for place in self._places().values():
+            place.runs.read = place.sweeps.read = float("-inf")
 
     def close(self) -> None:
         """Close the connections."""
-        for place in self._places.values():
+        for place in self._known.values():
             place.commands.close()
 
 

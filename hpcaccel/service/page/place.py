@@ -28,7 +28,7 @@ class Place:
         """The path of another page."""
         if page == "runs":
             return self.prefix
-        return f"{self.prefix}{page}/{quote(ident, safe='')}" if ident else f"{self.prefix}{page}"
+        return f"{self.prefix}{page}/{quote(ident, safe=':')}" if ident else f"{self.prefix}{page}"
 
     def api(self, path: str) -> str:
         """The path of a route of REST."""

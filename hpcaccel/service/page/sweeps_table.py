@@ -13,6 +13,7 @@ from hpcaccel.service.client import Client
 from hpcaccel.service.page import elements
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
+from hpcaccel.view.run_overview import Overview
 
 __all__ = ["layout", "register"]
 
@@ -81,15 +82,19 @@ def register(app: Dash, calls: ClientCalls) -> None:
 
 def _rows(client: Client) -> tuple[list[dict[str, Any]], int]:
     page = client.sweeps(limit=SWEEPS)
-    return [_row(client, one.run_id) for one in page.runs], page.total
+    return [_row(client, one) for one in page.runs], page.total
 
 
-def _row(client: Client, run_id: str) -> dict[str, Any]:
-    sweep = client.sweep(run_id, rows=False)
+def _row(client: Client, listed: Overview) -> dict[str, Any]:
+    try:
+        sweep = client.sweep(listed.run_id, rows=False)
+    except HpcaccelError as error:  # of a cluster that cannot be reached: what the list had last
+        known = {key: getattr(listed, key) for key in ("run_id", "name", "state", "created")}
+        return {**known, "detail": str(error), "trials": None}
     spent = gpu_hours(sweep.gpu_hours)
     best = sweep.best
     return {
-        "run_id": run_id,
+        "run_id": listed.run_id,
         "name": sweep.name,
         "state": sweep.state,
         "detail": sweep.detail,

@@ -13,6 +13,7 @@ from hpcaccel.submission.submit.comparison import PendingKey, pending_key
 
 __all__ = [
     "PendingKey",
+    "name_there",
     "pending_command",
     "pending_submission",
     "remember",
@@ -56,6 +57,15 @@ def secrets_of(cluster: str, token: str) -> frozenset[str]:
     """The names of the run's secrets, if it was submitted from this machine; empty for other runs."""
     run = remote_of(token, cluster=cluster)
     return frozenset() if run is None else frozenset(run.get("secrets", ()))
+
+
+def name_there(cluster: str, text: str) -> str:
+    """A run's name on its cluster: ``gpt@9`` for ``alps:gpt@9``, and ``afterok:gpt`` for ``afterok:alps:gpt``."""
+    own = f"{cluster}:"
+    kind, colon, rest = text.partition(":")
+    if colon and rest.startswith(own):
+        return f"{kind}:{rest.removeprefix(own)}"
+    return text.removeprefix(own)
 
 
 def remote_of(token: str, *, cluster: str | None = None, only_sweeps: bool = False) -> dict[str, Any] | None:

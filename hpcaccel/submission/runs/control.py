@@ -44,6 +44,7 @@ __all__ = [
     "Then",
     "named_requests",
     "request_cancel",
+    "request_name",
     "request_save",
     "request_stop",
     "resume",
@@ -68,6 +69,11 @@ def named_requests(name: str | None) -> Iterator[None]:
         yield
     finally:
         _REQUEST_NAME.reset(token)
+
+
+def request_name() -> str | None:
+    """The name that :func:`named_requests` gives to requests; None outside of its block."""
+    return _REQUEST_NAME.get()
 
 
 def request_stop(run: RunDir, *, then: Then, slurm: Slurm | None = None) -> None:

@@ -12,6 +12,7 @@
       h("span", null, props.data.name), h("small", null, props.data.run_id));
   cells.SweepTrials = (props) => {
     const { trials, total } = props.data;
+    if (!trials) return null;
     const begun = Object.values(trials).reduce((sum, count) => sum + count, 0);
     const all = Math.max(total || begun, begun, 1);
     const text = STATES.filter((one) => trials[one]).map((one) => trials[one] + " " + one).join(", ");
