@@ -142,7 +142,7 @@ def _ranks(arguments: list[str]) -> None:
 
             become_program(RunDir(directory))
         case ["agent", directory]:
-            from hpcaccel.node.rank import become_agent
+            from hpcaccel.node.torchrun_agent import become_agent
 
             become_agent(RunDir(directory))
         case ["component", directory]:

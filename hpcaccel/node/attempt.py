@@ -45,6 +45,7 @@ from hpcaccel.node.preparation import BeforeRanks, Provision
 from hpcaccel.node.rank import RESUME_ARGS
 from hpcaccel.node.samples import Samplers
 from hpcaccel.node.stop_sequence import StopSequence
+from hpcaccel.node.warm.warm_ranks import OFF, WarmRanks, why_not_warm
 from hpcaccel.slurm.states import JobState
 
 __all__ = ["Attempt"]
@@ -70,6 +71,8 @@ class Attempt:
     def run(self) -> Verdict:
         """Start the ranks and watch them until they have ended. Returns the verdict."""
         job = self.job
+        if job.warm_step is not None and not job.warm_step.may_start(job.placement.nodes):
+            job.end_warm_step()  # before this attempt begins: the last lines of the step are not about this attempt
         job.prepare_submitit()
         job.scheduler.refresh()
         line = self.begin()
@@ -78,7 +81,9 @@ class Attempt:
         if (verdict := self._prepare_nodes()) is not None:
             self.write_end(verdict)
             return verdict
-        code = self._watch(self._start(line.resume_args))
+        ranks = self._start(line.resume_args)
+        code = self._watch(ranks)
+        job.warm_step = ranks.step if isinstance(ranks, WarmRanks) and ranks.kept else None
         verdict = self.conclude(code)
         self.write_end(verdict, exit_code=code)
         if self._components is not None and job.scheduler.over_since is None:  # otherwise Slurm ends the components
@@ -158,8 +163,12 @@ class Attempt:
         return None if self.stopping.request is not None else wait.failure()
 
     def _preflight(self) -> Verdict | None:
-        """Check the nodes. Returns None if the ranks may start on them, else the verdict."""
+        """Check the nodes. Returns None if the ranks may start on them, else the verdict.
+
+        Before a warm restart the nodes are checked only if the last attempt has cast suspicion on one of them."""
         placement = self.job.placement
+        if self.job.warm_step is not None and not self.job.ledger.ends[-1].nodes_blamed:
+            return None
         checked = preflight(
             self.job.run,
             self._provision.launch,
@@ -194,7 +203,23 @@ class Attempt:
         if job.scheduler.end_time is not None:
             env["HPCACCEL_DEADLINE"] = repr(job.scheduler.end_time)
         self._components = ComponentProcesses(job.run, launch, attempt=self.number, env=env)
-        return start_ranks(job.run, launch, attempt=self.number, nodes=nodes, avoid=others, env=env)
+        return start_ranks(
+            job.run,
+            launch,
+            attempt=self.number,
+            nodes=nodes,
+            avoid=others,
+            env=env,
+            step=job.warm_step,
+            keep=self._has_warm_parents(),
+        )
+
+    def _has_warm_parents(self) -> bool:
+        """Whether these ranks have warm parents. Without a further restart in place, they would be of no use."""
+        launch = self.job.launch
+        if (why := why_not_warm(launch)) and why != OFF and not self.job.restarts:
+            log.info("restarts in place start new processes (resilience.warm_restart): not possible with %s", why)
+        return not why and self.job.restarts < launch.resilience.restart_in_place
 
     def _watch(self, ranks: RankProcesses) -> int:
         """Watch the ranks until they have ended. Returns their exit code."""
@@ -281,7 +306,7 @@ class Attempt:
             raise gone(run)
         failure = explained_by_room(run, self._classify(code))
         step = read_json(run.attempt(self.number) / "step.json")
-        if failure.cause.name == "killed" and step is not None:
+        if failure.cause.name == "killed" and step is not None and self.job.warm_step is None:
             # The accounting may show that the step ran out of memory.
             return self._classify(code, self.job.allocation.step_state(step["job_id"], step["step_id"]))
         return failure

@@ -23,6 +23,7 @@ from hpcaccel.node.decision import Verdict
 from hpcaccel.node.failures.disk_space import if_possible, retry_until_writable
 from hpcaccel.node.failures.exclusion import Placement
 from hpcaccel.node.ledger import Ledger, how_far
+from hpcaccel.node.warm.warm_ranks import WarmStep
 from hpcaccel.slurm.job_dependencies import ended_well
 
 __all__ = ["Job", "exit_code_of", "unmet_dependency"]
@@ -47,6 +48,8 @@ class Job:
     scheduler: SchedulerView
     restarts: int = 0
     """Number of restarts of the ranks in this allocation."""
+    warm_step: WarmStep | None = None
+    """The warm parents that can start the next attempt's ranks."""
     placement: Placement = field(init=False)
     mask: Mask = field(init=False)
 
@@ -78,6 +81,12 @@ class Job:
         step = "" if newest.step is None else str(newest.step)
         values = {"{newest}": path, "{step}": step, RUN_DIR: str(self.run.path)}
         return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) for word in words]
+
+    def end_warm_step(self) -> None:
+        """End the warm parents, if there are any, and wait for their end."""
+        if self.warm_step is not None:
+            self.warm_step.end()
+            self.warm_step = None
 
     def end_line(
         self,

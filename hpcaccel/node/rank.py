@@ -1,17 +1,15 @@
-"""The ranks' shims on the nodes: one execs a rank's program, the other a node's torchrun.
+"""The ranks' shim on the nodes, which execs a rank's program.
 
-A rank's shim sets the same environment for every launcher, opens the log if needed, then calls exec, so that
+The shim sets the same environment for every launcher, opens the log if needed, then calls exec, so that
 ``__main__``, the exit code and the memory are the program's own. For a cooperative program, the shim first blocks
 SIGTERM and SIGUSR2. The signal mask and pending signals survive exec, so a signal that arrives during ``import torch``
-is delivered once the runtime has installed its handlers and unblocked both signals. torchrun's shim blocks them too:
-Slurm signals every process of a job step, and torchrun would end its ranks in the middle of a training step.
+is delivered once the runtime has installed its handlers and unblocked both signals.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pkgutil
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
@@ -24,22 +22,24 @@ from hpcaccel.core.records import PROTOCOL
 from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.allocation import SLOT, Slot
+from hpcaccel.node.warm.start_warm import continue_as_rank
+from hpcaccel.node.warm.warm_channel import WARM
 from hpcaccel.slurm import hostlist
 
 __all__ = [
     "LONGEST",
     "RESUME_ARGS",
+    "attempt_variables",
     "become",
-    "become_agent",
     "become_program",
     "enter",
     "log_to",
     "program",
     "python_of",
     "python_path",
+    "rank_arguments",
     "rank_environment",
     "read_tail",
-    "torchrun_arguments",
 ]
 
 
@@ -80,17 +80,21 @@ def become_program(run: RunDir) -> NoReturn:
     launch = read_launch(run)
     theirs = {signal.SIGTERM, signal.SIGUSR2}  # already blocked if torchrun starts the ranks
     signal.pthread_sigmask(signal.SIG_BLOCK if launch.cooperative else signal.SIG_UNBLOCK, theirs)
+    address = os.environ.pop(WARM, None)
     environment = rank_environment(run, launch, dict(os.environ))
     if environment["RANK"] == "0" and "SLURM_STEP_ID" in environment:
         attempt = run.attempt(int(environment["HPCACCEL_ATTEMPT"]))
         write_json(
             attempt / "step.json", {"job_id": environment["SLURM_JOB_ID"], "step_id": environment["SLURM_STEP_ID"]}
         )
+    command = _command(run, launch, environment)
+    if address is not None:
+        continue_as_rank(address, command, environment)
     if launch.launcher == "torchrun" or "SLURM_STEP_ID" in environment:
         log_to(run.rank_log(int(environment["HPCACCEL_ATTEMPT"]), environment["RANK"]))
     if launch.container is not None:
         enter(launch.container.workdir)
-    become(_command(run, launch, environment), environment)
+    become(command, environment)
 
 
 def become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
@@ -124,7 +128,7 @@ def enter(workdir: str) -> None:
 
 def _command(run: RunDir, launch: LaunchSpec, environment: dict[str, str]) -> list[str]:
     if launch.callable:
-        return [python_of(launch, environment), "-m", "submitit.core._submit", str(run.submitit)]
+        return [python_of(launch, environment), *rank_arguments(run, launch, ())]
     resume_args: list[str] = json.loads(environment.pop(RESUME_ARGS, "[]"))
     return program(run, [*launch.program, *resume_args], launch, environment)
 
@@ -181,13 +185,10 @@ def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> di
     if "RANK" not in env:
         env.update(_from_slurm(launch, env))
     env["HPCACCEL_RUN_DIR"] = str(run.path)
-    # Only rank 0 logs metrics, as with hpcaccel.log: one file for each rank would be too many.
-    attempt = int(env.get("HPCACCEL_ATTEMPT", "1"))
-    env["HPCACCEL_METRICS"] = str(run.foreign_metrics(attempt)) if env["RANK"] == "0" else os.devnull
     env["HPCACCEL_PROTOCOL"] = str(PROTOCOL)
     env.setdefault("WORLD_SIZE", str(launch.ranks))
-    # Makes Lightning take its ranks from torchrun's variables instead of Slurm's, and leave requeueing to hpcaccel.
-    env.setdefault("TORCHELASTIC_RUN_ID", f"{run.run_id}.{attempt}")
+    own = attempt_variables(run, int(env.get("HPCACCEL_ATTEMPT", "1")), rank=int(env["RANK"]))
+    env.update({"TORCHELASTIC_RUN_ID": own["TORCHELASTIC_RUN_ID"], **env, "HPCACCEL_METRICS": own["HPCACCEL_METRICS"]})
     if SLOT in env and any(env.get(name) for name in GPU_VARIABLES):
         _restrict_gpus(env, Slot.parse(env.pop(SLOT)))
     if launch.pythonpath:
@@ -199,6 +200,23 @@ def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> di
     if launch.callable:
         env.update(_for_submitit(launch, env))
     return env
+
+
+def attempt_variables(run: RunDir, attempt: int, *, rank: int) -> dict[str, str]:
+    """The variables of a rank's environment that are derived from the attempt's number."""
+    return {
+        # Only rank 0 logs metrics, as with hpcaccel.log: one file for each rank would be too many.
+        "HPCACCEL_METRICS": str(run.foreign_metrics(attempt)) if rank == 0 else os.devnull,
+        # Makes Lightning take its ranks from torchrun's variables instead of Slurm's, and leave requeueing to hpcaccel.
+        "TORCHELASTIC_RUN_ID": f"{run.run_id}.{attempt}",
+    }
+
+
+def rank_arguments(run: RunDir, launch: LaunchSpec, resume_args: Sequence[str]) -> list[str]:
+    """The words after Python in the command line of a rank whose program is started by Python."""
+    if launch.callable:
+        return ["-m", "submitit.core._submit", str(run.submitit)]
+    return [word.replace(RUN_DIR, str(run.path)) for word in [*launch.program, *resume_args]][1:]
 
 
 def _from_slurm(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
@@ -236,55 +254,3 @@ def _for_submitit(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
         "SUBMITIT_LOCAL_NODEID": "0",
         "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
     }
-
-
-def torchrun_arguments(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], python: str) -> list[str]:
-    """torchrun's arguments. ``--max-restarts=0``, because the supervisor, not torchrun, decides on restarts."""
-    return [
-        f"--nnodes={launch.nodes}",
-        f"--nproc-per-node={launch.ranks_per_node}",
-        f"--node-rank={_node_rank(env)}",
-        f"--master-addr={env['MASTER_ADDR']}",
-        f"--master-port={env['MASTER_PORT']}",
-        "--max-restarts=0",
-        "--monitor-interval=0.5",
-        "--no-python",
-        python,
-        str(run.node_program),
-        "rank",
-        str(run.path),
-    ]
-
-
-def _node_rank(env: Mapping[str, str]) -> int:
-    return int(env.get("SLURM_NODEID", "0"))
-
-
-def become_agent(run: RunDir) -> NoReturn:
-    """Replace this process with torchrun.
-
-    Raises:
-        RankEnvironmentError: MASTER_ADDR is not set, no Python is found, or Python cannot be started.
-    """
-    from hpcaccel.node.rank import python_of
-
-    launch = read_launch(run)
-    environment = dict(os.environ)
-    if "MASTER_ADDR" not in environment:
-        raise RankEnvironmentError("MASTER_ADDR is not set: a node's torchrun must be started by hpcaccel")
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
-    attempt = int(environment.get("HPCACCEL_ATTEMPT", "1"))
-    log_to(run.rank_log(attempt, _node_rank(environment) * launch.ranks_per_node))
-    python = python_of(launch, environment)
-    arguments = torchrun_arguments(run, launch, environment, python)
-    # torchrun sets these itself. It would take the present WORLD_SIZE, the number of ranks, for that of the agents.
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"):
-        environment.pop(name, None)
-    source = pkgutil.get_data("hpcaccel.node", "torchrun_program.py")  # also works inside node.pyz
-    assert source is not None
-    try:
-        os.execvpe(python, [python, "-c", source.decode(), *arguments], environment)
-    except OSError as error:
-        raise RankEnvironmentError(
-            f"cannot start {python!r}: {error.strerror}. Check that it exists on every node"
-        ) from None

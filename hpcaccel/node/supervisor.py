@@ -37,7 +37,8 @@ from hpcaccel.node.decision import Verdict
 from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.disk_space import retry_until_writable
 from hpcaccel.node.job import Job, exit_code_of, unmet_dependency
-from hpcaccel.node.launchers import end_lost_step, run_on_each_node
+from hpcaccel.node.launchers import run_on_each_node
+from hpcaccel.node.launchers.srun_ranks import end_lost_step
 from hpcaccel.node.ledger import Ledger
 from hpcaccel.node.preparation import clean_stage
 
@@ -155,6 +156,7 @@ class Supervisor:
             if verdict.decision == "restart":
                 self.job.restarts += 1
                 continue
+            self.job.end_warm_step()
             self._clean()
             if verdict.decision == "requeue":
                 return self._requeue(verdict)

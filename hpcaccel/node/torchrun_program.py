@@ -1,7 +1,8 @@
 """Program of the torchrun launcher: runs torchrun, but exits with the exit code of the first failed rank.
 
-Usage: ``python -c TEXT ARGUMENTS`` in the ranks' own Python, which may not have hpcaccel. ``rank.become_agent`` passes
-the text of this file; nothing imports it. Without this program, torchrun exits with 1 after any failure.
+Usage: ``python -c TEXT ARGUMENTS`` in the ranks' own Python, which may not have hpcaccel.
+``torchrun_agent.become_agent`` passes the text of this file; nothing imports it. Without this program, torchrun exits
+with 1 after any failure.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcaccel.core.launch_spec import read_launch
-from hpcaccel.node.launchers import _output
+from hpcaccel.node.launchers.srun_ranks import _output
 
 from .conftest import LocalRun
 

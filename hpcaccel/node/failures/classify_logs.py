@@ -30,8 +30,8 @@ _ANY_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")
 """An exception with any name. Used only for a line directly below the last, indented line of a traceback."""
 _CHAIN = re.compile(r"^(?:The above exception was the direct cause of|During handling of the above exception, another)")
 _SRUN_END = re.compile(r"^srun: error: (?P<node>[^\s:]+): tasks? (?P<tasks>[\d,\-\[\]]+): (?P<how>.+)$")
-_LOCAL_END = re.compile(r"^hpcaccel: \S+ rank (?P<rank>\d+): (?P<how>[A-Z].*)$")
-"""The line about a rank that failed first on the local backend, in the words of srun."""
+_OWN_END = re.compile(r"^hpcaccel: \S+ rank (?P<rank>\d+)(?: on (?P<node>\S+))?: (?P<how>[A-Z].*)$")
+"""The line about a rank that failed first on the local backend or under a warm parent, in the words of srun."""
 _OF_SLURM = re.compile(
     rb"\*\*\* (?:STEP|JOB) .* CANCELLED AT |(?:^|(?<=\r))(?:srun: (?:error|Force)|slurmstepd)", re.MULTILINE
 )
@@ -52,7 +52,7 @@ class RankLog:
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """The end of a rank, as srun or the local backend reports it."""
+    """The end of a rank, as srun or the supervisor reports it."""
 
     node: str
     """Empty on the local backend."""
@@ -154,12 +154,12 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def rank_ends(lines: list[str]) -> Iterator[RankEnd]:
-    """The ranks that failed before srun, or the local backend, ended the others, in the order of the reports."""
+    """The ranks that failed before srun, or the supervisor, ended the others, in the order of the reports."""
     for line in lines:
         if _SRUN_KILLS.match(line):
             return
         if match := _SRUN_END.match(line):
             for rank in hostlist.array_indices(match["tasks"].strip("[]")):
                 yield RankEnd(node=match["node"], rank=rank, how=match["how"])
-        elif match := _LOCAL_END.match(line):
-            yield RankEnd(node="", rank=int(match["rank"]), how=match["how"])
+        elif match := _OWN_END.match(line):
+            yield RankEnd(node=match["node"] or "", rank=int(match["rank"]), how=match["how"])

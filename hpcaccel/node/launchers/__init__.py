@@ -6,47 +6,30 @@ and the wait for free disk space implement it, too, so that they are watched, st
 
 from __future__ import annotations
 
-import logging
+import json
 import os
 import signal
+import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
-from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.free_port import free_port
 from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.parent_death import dying_with_us
+from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.errors import SlurmCommandError
 from hpcaccel.node.allocation import SHORT_STEP
-from hpcaccel.node.batch import shell_code
 from hpcaccel.node.environment.containers import Wrapped, into_container
 from hpcaccel.node.environment.staging import STAGE_DIR
 from hpcaccel.node.launchers.local_ranks import LocalAgent, LocalRanks
-from hpcaccel.slurm import hostlist
-from hpcaccel.slurm.commands import Slurm
+from hpcaccel.node.launchers.srun_ranks import STEP_FILE, SrunRanks
+from hpcaccel.node.rank import RESUME_ARGS, attempt_variables, rank_arguments
+from hpcaccel.node.warm.warm_channel import WARM, WarmConnection, WarmListener
+from hpcaccel.node.warm.warm_ranks import WarmRanks, WarmStep
 
-__all__ = [
-    "STEP_WAIT_SECONDS",
-    "RankProcesses",
-    "SrunRanks",
-    "end_lost_step",
-    "rank_command",
-    "run_on_each_node",
-    "share_gpus",
-    "signal_step",
-    "start_ranks",
-]
-
-log = logging.getLogger(__name__)
-
-STEP_WAIT_SECONDS = 300
-"""How long srun tries to start a step: long enough for a restart of the controller, but limited if nodes stay busy."""
-STEP_END_SECONDS = 60
-"""How long a step may take to end after SIGKILL."""
+__all__ = ["RankProcesses", "rank_command", "run_on_each_node", "share_gpus", "start_ranks"]
 
 
 class RankProcesses(Protocol):
@@ -79,8 +62,16 @@ def start_ranks(
     nodes: Sequence[str],
     env: Mapping[str, str],
     avoid: Sequence[str] = (),
+    step: WarmStep | None = None,
+    keep: bool = False,
 ) -> RankProcesses:
-    """Start the ranks on ``nodes``. ``avoid`` lists the other nodes of the allocation, which srun must not choose."""
+    """Start the ranks on ``nodes``.
+
+    Args:
+        avoid: the other nodes of the allocation, which srun must not choose.
+        step: the warm parents on these nodes that start the ranks; None if the ranks get new processes.
+        keep: whether the ranks get warm parents, which may outlive them for a restart.
+    """
     environment = {
         # Prefix of the files to which torch's flight recorder dumps the last collectives; torch appends the rank.
         "TORCH_FR_DUMP_TEMP_FILE": str(run.attempt(attempt) / "flight_recorder_"),
@@ -93,20 +84,77 @@ def start_ranks(
     agents = launch.launcher == "torchrun"
     if launch.share_gpus or agents:
         share_gpus(environment)
+    stop_signal = signal.SIGUSR2 if launch.cooperative else signal.SIGTERM
+    if step is not None:
+        start_again(run, launch, step, environment, attempt=attempt)
+        return WarmRanks(step, keep=keep, stop_signal=stop_signal)
+    if launch.local and agents:
+        agent = rank_command(run, launch, environment)
+        return LocalAgent(run, agent, attempt=attempt, workdir=launch.workdir, stop_signal=stop_signal)
     if launch.local:
-        stop_signal = signal.SIGUSR2 if launch.cooperative else signal.SIGTERM
-        if agents:
-            agent = rank_command(run, launch, environment)
-            return LocalAgent(run, agent, attempt=attempt, workdir=launch.workdir, stop_signal=stop_signal)
-        size = {"LOCAL_WORLD_SIZE": str(launch.ranks), "GROUP_RANK": "0"}
-        ranks = [
-            rank_command(run, launch, {**environment, **size, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-            for rank in range(launch.ranks)
-        ]
-        return LocalRanks(run, ranks, attempt=attempt, workdir=launch.workdir, stop_signal=stop_signal)
+        return _start_local(run, launch, environment, attempt=attempt, nodes=nodes, stop_signal=stop_signal, keep=keep)
     if agents and (cpus := environment.get("SRUN_CPUS_PER_TASK", "")).isdecimal():
         environment["SRUN_CPUS_PER_TASK"] = str(int(cpus) * launch.ranks_per_node)
-    return SrunRanks(run, launch, rank_command(run, launch, environment), attempt=attempt, avoid=avoid)
+    listener = WarmListener(node_name(), ranks=launch.ranks) if keep else None
+    own = {} if listener is None else {WARM: json.dumps(listener.address)}
+    ranks = SrunRanks(run, launch, rank_command(run, launch, {**environment, **own}), attempt=attempt, avoid=avoid)
+    if listener is None:
+        return ranks
+    warm = WarmStep(launch, ranks, attempt=attempt, nodes=nodes, environment=environment, listener=listener)
+    return WarmRanks(warm, keep=keep, stop_signal=stop_signal)
+
+
+def _start_local(
+    run: RunDir,
+    launch: LaunchSpec,
+    environment: Mapping[str, str],
+    *,
+    attempt: int,
+    nodes: Sequence[str],
+    stop_signal: signal.Signals,
+    keep: bool,
+) -> RankProcesses:
+    pairs = [socket.socketpair() for _ in range(launch.ranks if keep else 0)]
+    commands = []
+    for rank in range(launch.ranks):
+        size = {"LOCAL_WORLD_SIZE": str(launch.ranks), "GROUP_RANK": "0", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        own = {WARM: json.dumps({"descriptor": pairs[rank][1].fileno()})} if keep else {}
+        commands.append(rank_command(run, launch, {**environment, **size, **own}))
+    descriptors = [theirs.fileno() for _, theirs in pairs]
+    ranks = LocalRanks(
+        run, commands, attempt=attempt, workdir=launch.workdir, stop_signal=stop_signal, descriptors=descriptors
+    )
+    if not keep:
+        return ranks
+    for _, theirs in pairs:
+        theirs.close()
+    connections = [WarmConnection(ours, rank=rank, host=node_name()) for rank, (ours, _) in enumerate(pairs)]
+    step = WarmStep(launch, ranks, attempt=attempt, nodes=nodes, environment=environment, connections=connections)
+    return WarmRanks(step, keep=keep, stop_signal=stop_signal)
+
+
+def start_again(
+    run: RunDir, launch: LaunchSpec, step: WarmStep, environment: Mapping[str, str], *, attempt: int
+) -> None:
+    """Start the ranks of an attempt through the warm parents of ``step``, with the environment ``environment``."""
+    changed = {name: value for name, value in environment.items() if step.environment.get(name) != value}
+    changed.pop(RESUME_ARGS, None)
+    resume_args: list[str] = json.loads(environment.get(RESUME_ARGS, "[]"))
+    unset = [name for name in step.environment if name not in environment]
+    orders = {}
+    for rank in range(launch.ranks):
+        own = attempt_variables(run, attempt, rank=rank)
+        if "TORCHELASTIC_RUN_ID" in environment:
+            del own["TORCHELASTIC_RUN_ID"]  # set by the user
+        orders[rank] = {
+            "arguments": rank_arguments(run, launch, resume_args),
+            "environment": {**own, **changed},
+            "unset": unset,
+            "log": str(run.rank_log(attempt, rank)),
+        }
+    if (known := read_json(run.attempt(step.attempt) / STEP_FILE)) is not None:
+        write_json(run.attempt(attempt) / STEP_FILE, known)
+    step.start(attempt, orders)
 
 
 def share_gpus(env: dict[str, str]) -> None:
@@ -147,118 +195,3 @@ def rank_command(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], word: 
     staged = env.get(STAGE_DIR)
     also = [] if staged is None else [f"{staged}:{staged}"]
     return into_container(launch.container, launch.container.runtime, command, env, also=also)
-
-
-class SrunRanks:
-    """One srun step: with the launcher srun it has one task for each rank, with torchrun one task for each node."""
-
-    def __init__(
-        self, run: RunDir, launch: LaunchSpec, wrapped: Wrapped, *, attempt: int, avoid: Sequence[str] = ()
-    ) -> None:
-        self._cooperative = launch.cooperative
-        self._step_file = run.attempt(attempt) / "step.json"
-        tasks_per_node = 1 if launch.launcher == "torchrun" else launch.ranks_per_node
-        command = [
-            "srun",
-            "--unbuffered",
-            "--kill-on-bad-exit=1",
-            "--wait=60",
-            f"--immediate={STEP_WAIT_SECONDS}",
-            "--export=ALL",
-            f"--nodes={launch.nodes}",
-            f"--ntasks={launch.nodes * tasks_per_node}",
-            f"--ntasks-per-node={tasks_per_node}",
-            f"--chdir={launch.workdir}",
-            *_output(run, launch, attempt),
-            *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
-            *launch.srun,
-            *wrapped.srun,
-            *wrapped.command,
-        ]
-        # Slurm ends all steps with the batch step, but the supervisor, a child of the batch step, may be killed alone.
-        # In that case the kernel sends SIGTERM to srun, which ends its step.
-        self._srun = subprocess.Popen(
-            command,
-            env=wrapped.env,
-            stdin=subprocess.DEVNULL,
-            preexec_fn=dying_with_us(signal.SIGTERM),
-            start_new_session=True,
-        )
-        self._kills = 0
-
-    def poll(self) -> int | None:
-        code = self._srun.poll()
-        return None if code is None else shell_code(code)
-
-    def request_stop(self) -> None:
-        if self._cooperative:
-            # srun itself forwards this signal to its tasks, without a request to the controller
-            self._srun.send_signal(signal.SIGUSR2)
-        else:
-            self._signal_step("TERM")
-
-    def kill(self) -> None:
-        self._kills += 1
-        self._signal_step("KILL")
-        if self._kills > 1:
-            self._srun.kill()
-
-    def dump(self) -> None:
-        signal_step(self._step_file, "URG", without="some stacks will be missing")
-
-    def wake(self) -> None:
-        signal_step(self._step_file, "CONT", without="some stacks will be missing")
-
-    def _signal_step(self, name: str) -> None:
-        if signal_step(self._step_file, name, without="terminating the step through srun") is None:
-            # If no rank has started yet, only srun itself runs; on SIGTERM it gives up the step.
-            self._srun.terminate()
-
-
-def _output(run: RunDir, launch: LaunchSpec, attempt: int) -> list[str]:
-    """srun options that send slurmstepd's messages, and output from before the shim starts, to the ranks' logs.
-
-    The shim opens the rank's log itself. slurmstepd on the task's own node opens a file named by %t, so only one node
-    appends to a log: on NFS the lines of two nodes would be mixed up. No options are returned if %t is not the rank's
-    number; the lines then stay in srun's output. This is so in heterogeneous jobs (26.11: %t is one too low), and if
-    several nodes run one torchrun each, for several ranks.
-    """
-    tasks_are_nodes = launch.launcher == "torchrun" and launch.nodes > 1 and launch.ranks_per_node > 1
-    if launch.components or tasks_are_nodes:
-        return []
-    folder = str(run.attempt(attempt)).replace("%", "%%")  # srun expands %-patterns in file names
-    return [f"--output={folder}/%t.log", "--open-mode=append"]
-
-
-def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:
-    """Send a signal to all processes of the step that ``step_file`` describes. The step's first task writes this file.
-
-    Args:
-        name: the signal's name without ``SIG``.
-        without: the consequence if Slurm does not respond, for the log.
-
-    Returns:
-        True if the signal was sent, False if the step is over, None if no task has started or Slurm did not respond.
-    """
-    step = read_json(step_file)
-    if step is None:
-        return None
-    try:
-        return Slurm().signal_step(step["job_id"], step["step_id"], name)
-    except SlurmCommandError as error:
-        log.warning(f"{error}; {without}")
-        return None
-
-
-def end_lost_step(run: RunDir, attempt: int) -> None:
-    """Kill the ranks of an attempt of this job after its supervisor was killed; wait up to a minute for them to exit.
-
-    srun ends its step when the supervisor dies, so this is needed only if srun has died, too.
-    """
-    step_file = run.attempt(attempt) / "step.json"
-    end = time.monotonic() + STEP_END_SECONDS
-    while signal_step(step_file, "KILL", without="the ranks of the last attempt may still be running"):
-        if time.monotonic() > end:
-            log.warning(f"the ranks of attempt {attempt} have not exited {STEP_END_SECONDS} s after SIGKILL")
-            return
-        time.sleep(1.0)

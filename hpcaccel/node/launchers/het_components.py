@@ -21,8 +21,9 @@ from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.batch import shell_code
-from hpcaccel.node.launchers import STEP_WAIT_SECONDS, rank_command, signal_step
+from hpcaccel.node.launchers import rank_command
 from hpcaccel.node.launchers.local_ranks import send_to_groups, start_here
+from hpcaccel.node.launchers.srun_ranks import STEP_WAIT_SECONDS, signal_step
 from hpcaccel.node.rank import LONGEST, become, enter, log_to, program, python_path, read_tail
 from hpcaccel.slurm import hostlist
 

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hpcaccel.core.log import log_always
@@ -30,14 +30,25 @@ class LocalRanks:
     Args:
         ranks: the wrapped command of each rank, in rank order.
         stop_signal: the signal that requests a stop.
+        descriptors: for each rank a descriptor that its process inherits; or none.
     """
 
     def __init__(
-        self, run: RunDir, ranks: Iterable[Wrapped], *, attempt: int, workdir: str, stop_signal: signal.Signals
+        self,
+        run: RunDir,
+        ranks: Iterable[Wrapped],
+        *,
+        attempt: int,
+        workdir: str,
+        stop_signal: signal.Signals,
+        descriptors: Sequence[int] = (),
     ) -> None:
         self._stop_signal = stop_signal
         self._ranks = [
-            start_here(wrapped, workdir=workdir, log=run.rank_log(attempt, rank)) for rank, wrapped in enumerate(ranks)
+            start_here(
+                wrapped, workdir=workdir, log=run.rank_log(attempt, rank), descriptors=descriptors[rank : rank + 1]
+            )
+            for rank, wrapped in enumerate(ranks)
         ]
         self._first_failure: tuple[float, int] | None = None
 
@@ -163,7 +174,9 @@ def send_to_groups(leaders: Iterable[subprocess.Popen[bytes]], number: signal.Si
             pass
 
 
-def start_here(wrapped: Wrapped, *, workdir: str, log: Path) -> subprocess.Popen[bytes]:
+def start_here(
+    wrapped: Wrapped, *, workdir: str, log: Path, descriptors: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
     """Start a child on this machine, in a process group of its own. The kernel kills the child if this process dies."""
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -175,4 +188,5 @@ def start_here(wrapped: Wrapped, *, workdir: str, log: Path) -> subprocess.Popen
             stderr=subprocess.STDOUT,
             preexec_fn=dying_with_us(),
             start_new_session=True,
+            pass_fds=descriptors,
         )

@@ -194,6 +194,9 @@ class TrialAttempt(Attempt):
             return not outcome.resume
         return not slurm_intervened(self.job.run, self.number)
 
+    def _has_warm_parents(self) -> bool:
+        return False  # most trials are short, and many of them share a node
+
     def _preflight(self) -> Verdict | None:
         if CHECKED in os.environ and not self.job.restarts:
             return None

@@ -228,6 +228,13 @@ class ResilienceSection(Section):
     restart_in_place: Natural = Field(
         default=2, description="How often the ranks are restarted in the same allocation after a failure."
     )
+    warm_restart: Literal["auto", "off"] = Field(
+        default="off",
+        description="auto: each rank has a parent process that outlives it, imports torch while the first attempt "
+        "trains, and starts the next attempt in the same place by fork, without srun and without imports. Commands, "
+        "torchrun, containers, components, bridges and trials of sweeps have no such parents: their restarts begin "
+        "with new processes.",
+    )
     preflight: Literal["off", "quick", "full"] = Field(
         default="quick",
         description="Checks on each node before the ranks start; a node that fails is excluded. quick: GPUs, disk, "

@@ -1,0 +1,145 @@
+"""Ranks as the tasks of one srun step, and signals to a step."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.parent_death import dying_with_us
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.errors import SlurmCommandError
+from hpcaccel.node.batch import shell_code
+from hpcaccel.node.environment.containers import Wrapped
+from hpcaccel.slurm import hostlist
+from hpcaccel.slurm.commands import Slurm
+
+__all__ = ["STEP_FILE", "STEP_WAIT_SECONDS", "SrunRanks", "end_lost_step", "signal_step"]
+
+log = logging.getLogger(__name__)
+
+STEP_WAIT_SECONDS = 300
+"""How long srun tries to start a step: long enough for a restart of the controller, but limited if nodes stay busy."""
+STEP_FILE = "step.json"
+STEP_END_SECONDS = 60
+"""How long a step may take to end after SIGKILL."""
+
+
+class SrunRanks:
+    """One srun step: with the launcher srun it has one task for each rank, with torchrun one task for each node."""
+
+    def __init__(
+        self, run: RunDir, launch: LaunchSpec, wrapped: Wrapped, *, attempt: int, avoid: Sequence[str] = ()
+    ) -> None:
+        self._cooperative = launch.cooperative
+        self._step_file = run.attempt(attempt) / STEP_FILE
+        tasks_per_node = 1 if launch.launcher == "torchrun" else launch.ranks_per_node
+        command = [
+            "srun",
+            "--unbuffered",
+            "--kill-on-bad-exit=1",
+            "--wait=60",
+            f"--immediate={STEP_WAIT_SECONDS}",
+            "--export=ALL",
+            f"--nodes={launch.nodes}",
+            f"--ntasks={launch.nodes * tasks_per_node}",
+            f"--ntasks-per-node={tasks_per_node}",
+            f"--chdir={launch.workdir}",
+            *_output(run, launch, attempt),
+            *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
+            *launch.srun,
+            *wrapped.srun,
+            *wrapped.command,
+        ]
+        # Slurm ends all steps with the batch step, but the supervisor, a child of the batch step, may be killed alone.
+        # In that case the kernel sends SIGTERM to srun, which ends its step.
+        self._srun = subprocess.Popen(
+            command,
+            env=wrapped.env,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=dying_with_us(signal.SIGTERM),
+            start_new_session=True,
+        )
+        self._kills = 0
+
+    def poll(self) -> int | None:
+        code = self._srun.poll()
+        return None if code is None else shell_code(code)
+
+    def request_stop(self) -> None:
+        if self._cooperative:
+            # srun itself forwards this signal to its tasks, without a request to the controller
+            self._srun.send_signal(signal.SIGUSR2)
+        else:
+            self._signal_step("TERM")
+
+    def kill(self) -> None:
+        self._kills += 1
+        self._signal_step("KILL")
+        if self._kills > 1:
+            self._srun.kill()
+
+    def dump(self) -> None:
+        signal_step(self._step_file, "URG", without="some stacks will be missing")
+
+    def wake(self) -> None:
+        signal_step(self._step_file, "CONT", without="some stacks will be missing")
+
+    def _signal_step(self, name: str) -> None:
+        if signal_step(self._step_file, name, without="terminating the step through srun") is None:
+            # If no rank has started yet, only srun itself runs; on SIGTERM it gives up the step.
+            self._srun.terminate()
+
+
+def _output(run: RunDir, launch: LaunchSpec, attempt: int) -> list[str]:
+    """srun options that send slurmstepd's messages, and output from before the shim starts, to the ranks' logs.
+
+    The shim opens the rank's log itself. slurmstepd on the task's own node opens a file named by %t, so only one node
+    appends to a log: on NFS the lines of two nodes would be mixed up. No options are returned if %t is not the rank's
+    number; the lines then stay in srun's output. This is so in heterogeneous jobs (26.11: %t is one too low), and if
+    several nodes run one torchrun each, for several ranks.
+    """
+    tasks_are_nodes = launch.launcher == "torchrun" and launch.nodes > 1 and launch.ranks_per_node > 1
+    if launch.components or tasks_are_nodes:
+        return []
+    folder = str(run.attempt(attempt)).replace("%", "%%")  # srun expands %-patterns in file names
+    return [f"--output={folder}/%t.log", "--open-mode=append"]
+
+
+def signal_step(step_file: Path, name: str, *, without: str) -> bool | None:
+    """Send a signal to all processes of the step that ``step_file`` describes. The step's first task writes this file.
+
+    Args:
+        name: the signal's name without ``SIG``.
+        without: the consequence if Slurm does not respond, for the log.
+
+    Returns:
+        True if the signal was sent, False if the step is over, None if no task has started or Slurm did not respond.
+    """
+    step = read_json(step_file)
+    if step is None:
+        return None
+    try:
+        return Slurm().signal_step(step["job_id"], step["step_id"], name)
+    except SlurmCommandError as error:
+        log.warning(f"{error}; {without}")
+        return None
+
+
+def end_lost_step(run: RunDir, attempt: int) -> None:
+    """Kill the ranks of an attempt of this job after its supervisor was killed; wait up to a minute for them to exit.
+
+    srun ends its step when the supervisor dies, so this is needed only if srun has died, too.
+    """
+    step_file = run.attempt(attempt) / STEP_FILE
+    end = time.monotonic() + STEP_END_SECONDS
+    while signal_step(step_file, "KILL", without="the ranks of the last attempt may still be running"):
+        if time.monotonic() > end:
+            log.warning(f"the ranks of attempt {attempt} have not exited {STEP_END_SECONDS} s after SIGKILL")
+            return
+        time.sleep(1.0)

@@ -1,0 +1,238 @@
+"""The process of a warm parent: watches one rank, imports torch meanwhile, and starts the rank's next attempt by fork.
+
+It runs in the ranks' own Python (``start_warm``). The rank of the first attempt is already a child of this process.
+If the connection to the supervisor closes, this process kills the rank and all that the rank has left, and exits.
+Without a connection from the beginning, it exits as its rank does.
+
+A rank is forked only if torch has been imported here and has not initialised CUDA; otherwise it is a new Python
+process.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import warnings
+from typing import Any
+
+from hpcaccel.core.durable_files import LineSplitter, json_line
+from hpcaccel.core.parent_death import die_with
+from hpcaccel.node.warm.descendants import (
+    adopt_orphans,
+    exit_as,
+    fork_is_bad,
+    has_loaded,
+    kill_descendants,
+    out_of_memory_kills,
+)
+from hpcaccel.node.warm.warm_channel import connect
+from hpcaccel.node.warm.warm_program import become, set_first_path
+
+__all__ = ["main"]
+
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 30.0
+"""Interval of the looks whether the rank has loaded torch: doubled after each look."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+
+
+def main(plan: dict[str, Any]) -> None:
+    """Run a warm parent. Returns only in a forked rank, at the end of the user's program.
+
+    Args:
+        plan: see ``start_warm``.
+    """
+    parent = WarmParent(plan)
+    order = parent.serve()
+    if order is None:
+        exit_as(parent.status)
+    else:
+        become(order["arguments"], plan["python"])
+
+
+class WarmParent:
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.status = 0
+        """Wait status of the last rank."""
+        self._plan = plan
+        self._rank: int | None = plan["child"]
+        self._attempt: int = plan["attempt"]
+        self._memory_kills = out_of_memory_kills()
+        self._imported = threading.Event()
+        """Set once all modules are imported, so that this process may be forked."""
+        self._importing = self._reported = False
+        self._pause = FIRST_LOOK_SECONDS
+        self._look_at = time.monotonic() + self._pause
+        self._missed: set[int] = set()
+        """Stop signals received while no rank was running. The next rank gets them."""
+        self._lines = LineSplitter()
+        adopt_orphans()
+        self._woken, self._wakeup = socket.socketpair()
+        for end in (self._woken, self._wakeup):
+            end.setblocking(False)
+        for number in (signal.SIGCHLD, *_STOP_SIGNALS):
+            signal.signal(number, self._note)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        # All other signals stay blocked: Slurm sends a user's signal to all processes of the step.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *_STOP_SIGNALS})
+        self._channel = connect(plan["address"], rank=plan["rank"], host=plan["host"])
+
+    def _note(self, number: int, frame: object) -> None:
+        if number != signal.SIGCHLD and self._rank is None:
+            self._missed.add(number)
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def serve(self) -> dict[str, Any] | None:
+        """Watch the rank and execute orders. Returns None when this process must exit. In a forked rank, returns the
+        order that started it."""
+        self._report(event="started", pid=self._rank)
+        while True:
+            self._reap()
+            if self._channel is None and self._rank is None:
+                return None
+            sources = [self._woken, *([] if self._channel is None else [self._channel])]
+            ready, _, _ = select.select(sources, [], [], self._pause_seconds())
+            if self._woken in ready:
+                self._woken.recv(4096)
+            for order in self._orders() if self._channel in ready else ():
+                if order["do"] == "start" and self._start(order):
+                    return order
+                if order["do"] == "end" or (order["do"] == "kill" and not self._kill()):
+                    self._kill()
+                    return None
+                if order["do"] == "signal":
+                    self._signal(order["number"])
+            self._prepare()
+
+    def _orders(self) -> list[dict[str, Any]]:
+        assert self._channel is not None
+        try:
+            data = self._channel.recv(1 << 16)
+        except OSError:
+            data = b""
+        return [json.loads(line) for line in self._lines.feed(data)] if data else [{"do": "end"}]
+
+    def _report(self, **values: Any) -> None:
+        if self._channel is not None:
+            try:
+                self._channel.sendall(json_line({"attempt": self._attempt, **values}))
+            except OSError:
+                pass  # the next read finds that the connection is closed
+
+    def _reap(self) -> None:
+        """Collect children that have ended, and report the end of the rank."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._rank:
+                self._rank, self.status = None, status
+                memory = out_of_memory_kills() != self._memory_kills
+                self._report(event="ended", code=os.waitstatus_to_exitcode(status), memory=memory)
+
+    def _signal(self, number: int) -> None:
+        if self._rank is not None:
+            try:
+                os.kill(self._rank, number)
+            except ProcessLookupError:
+                pass  # its end is reported next
+
+    def _kill(self) -> bool:
+        """Kill the rank and what it has left. Returns whether the rank has ended."""
+        kill_descendants(self._reap)
+        return self._rank is None
+
+    # -- the next attempt -------------------------------------------------------------------------------------------
+
+    def _start(self, order: dict[str, Any]) -> bool:
+        """Start the rank of the next attempt. Returns True in a forked rank, which must become the program."""
+        self._kill()
+        self._attempt, self._memory_kills = order["attempt"], out_of_memory_kills()
+        fork = self._imported.is_set()
+        if fork:
+            gc.collect()
+            gc.freeze()  # otherwise collections in the rank would visit, and so copy, all of torch's objects
+        me = os.getpid()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python's, about a fork beside threads of libraries
+            child = os.fork()
+        if child == 0:
+            self._enter_rank(order, me)
+            if not fork or fork_is_bad():
+                command = [self._plan["python"], *order["arguments"]]
+                os.execvpe(command[0], command, os.environ)
+            return True
+        self._rank = child
+        self._missed.clear()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        self._report(event="started", pid=child)
+        return False
+
+    def _enter_rank(self, order: dict[str, Any], parent: int) -> None:
+        """Give this process the signal handling, session, files and environment of a rank. Nothing is imported here,
+        since another thread of the parent may have held the lock of an import."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, *_STOP_SIGNALS):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        die_with(parent)
+        os.setsid()
+        for one in (self._woken, self._wakeup, self._channel):
+            if one is not None:
+                one.close()
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o640)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        os.close(log)
+        for name in order["unset"]:
+            os.environ.pop(name, None)
+        os.environ.update(order["environment"])
+        for missed in self._missed:
+            os.kill(os.getpid(), missed)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._plan["mask"])
+
+    # -- imports ----------------------------------------------------------------------------------------------------
+
+    def _pause_seconds(self) -> float | None:
+        return None if self._importing or self._channel is None else max(0.0, self._look_at - time.monotonic())
+
+    def _prepare(self) -> None:
+        """Begin to import the modules once the rank has loaded torch; report when this is done."""
+        if self._imported.is_set() and not self._reported:
+            self._reported = True
+            self._report(event="warm")
+        if self._importing or self._channel is None or time.monotonic() < self._look_at:
+            return
+        self._pause = min(2 * self._pause, LONGEST_LOOK_SECONDS)
+        self._look_at = time.monotonic() + self._pause
+        library = self._plan["library"]
+        if not library or (self._rank is not None and has_loaded(self._rank, library)):
+            self._importing = True
+            threading.Thread(target=self._import, daemon=True).start()
+
+    def _import(self) -> None:
+        try:
+            # This thread runs only while a core is idle. Forked ranks have the usual policy, that of the main thread.
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        except OSError:
+            pass  # it then competes with the rank for some seconds
+        set_first_path(self._plan["arguments"])
+        for name in self._plan["modules"]:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue  # an older torch has not all of them
+            except BaseException:
+                return  # a rank that imports this module reports the error
+        self._imported.set()
+        self._wakeup.send(b"\0")

@@ -1,0 +1,278 @@
+"""The supervisor's view of ranks with warm parents: the step whose tasks the parents are, and the ranks of one attempt.
+
+The step lasts for as long as attempts follow each other in it. It ends, with all its processes, after any other end
+than a failure that may be followed by a restart, after the loss of a parent, and before ranks start on other nodes.
+Then srun, or the local launcher, reports the end as it does without warm parents.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.log import log_always
+from hpcaccel.core.records import EXIT_CONTINUED
+from hpcaccel.node.batch import shell_code
+from hpcaccel.node.warm.warm_channel import WarmConnection, WarmListener
+
+__all__ = ["OFF", "WarmRanks", "WarmStep", "why_not_warm"]
+
+log = logging.getLogger(__name__)
+
+OFF = "resilience.warm_restart: off"
+
+_CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+AFTER_FAILURE_SECONDS = 2.0
+"""How long the other ranks may run after one has failed: their own errors may show the cause. After one of ``_CRASHES``
+they show none, and the other ranks are killed at once."""
+AFTER_STOP_SECONDS = 15.0
+"""How long the other ranks may run after one has exited with ``EXIT_CONTINUED``."""
+AFTER_SUCCESS_SECONDS = 60.0
+"""Under Slurm: how long the other ranks may run after one has exited with 0. Corresponds to srun's --wait."""
+END_SECONDS = 20.0
+"""How long the parents may take to kill their ranks, or to exit, before the step is killed."""
+MOST_LINES = 16
+"""How many ends of ranks are logged at most."""
+
+
+def why_not_warm(launch: LaunchSpec) -> str:
+    """The part of the spec for which this run's ranks have no warm parents; empty if they have."""
+    if launch.resilience.warm_restart == "off":
+        return OFF
+    for reason, found in {
+        "launcher: torchrun": launch.launcher == "torchrun",
+        "container": launch.container is not None,
+        "components": bool(launch.components),
+        "runtime.bridge": launch.bridge is not None,
+    }.items():
+        if found:
+            return reason
+    if launch.callable:
+        return ""
+    words = [*launch.program, "", ""]
+    if words[0] == "{python}" and (words[1] in ("-m", "-c") or words[1].endswith(".py")):
+        return ""
+    return "entrypoint.command"
+
+
+class Tasks(Protocol):
+    """The processes of the step, which the warm parents are. See ``launchers.RankProcesses``."""
+
+    def poll(self) -> int | None: ...
+    def request_stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def dump(self) -> None: ...
+    def wake(self) -> None: ...
+
+
+class WarmStep:
+    """A step of warm parents.
+
+    Args:
+        tasks: the processes of the step.
+        attempt: the attempt that began with this step.
+        environment: the environment of its first attempt.
+        connections: the connections, if the parents have inherited them.
+        listener: otherwise, what accepts the parents.
+    """
+
+    def __init__(
+        self,
+        launch: LaunchSpec,
+        tasks: Tasks,
+        *,
+        attempt: int,
+        nodes: Sequence[str],
+        environment: Mapping[str, str],
+        connections: Sequence[WarmConnection] = (),
+        listener: WarmListener | None = None,
+    ) -> None:
+        self.tasks = tasks
+        self.attempt = attempt
+        self.nodes = list(nodes)
+        self.environment = dict(environment)
+        self.connections = {one.rank: one for one in connections}
+        self.local = launch.local
+        self._listener = listener
+        self._size = launch.ranks
+        self._told = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all parents have connected."""
+        return len(self.connections) == self._size
+
+    def may_start(self, nodes: Sequence[str]) -> bool:
+        """Whether the parents can start ranks on ``nodes``."""
+        self.receive()
+        return self.complete and not self.broken and self.nodes == list(nodes)
+
+    @property
+    def broken(self) -> bool:
+        """Whether a parent has gone, or the whole step has ended."""
+        return any(one.closed for one in self.connections.values()) or self.tasks.poll() is not None
+
+    def receive(self) -> None:
+        """Accept parents and receive their reports, without waiting."""
+        if self._listener is not None and not self.complete:
+            for connection in self._listener.accepted():
+                if 0 <= connection.rank < self._size and connection.rank not in self.connections:
+                    self.connections[connection.rank] = connection
+                else:
+                    connection.close()
+        for connection in self.connections.values():
+            connection.receive()
+        if not self._told and self.complete and all(one.warm for one in self.connections.values()):
+            self._told = True
+            log.info("the ranks' warm parents have imported torch: a restart in place needs no imports")
+
+    def send(self, order: Mapping[str, Any]) -> None:
+        for connection in self.connections.values():
+            connection.send(order)
+
+    def start(self, attempt: int, orders: Mapping[int, Mapping[str, Any]]) -> None:
+        """Start the ranks of the next attempt.
+
+        Args:
+            orders: by rank; see ``warm_channel``.
+        """
+        for rank, order in orders.items():
+            self.connections[rank].start(attempt, order)
+
+    def end(self) -> None:
+        """End the step. Waits until its processes have ended."""
+        self.send({"do": "end"})
+        kill_at = time.monotonic() + END_SECONDS
+        while self.tasks.poll() is None:
+            if time.monotonic() > kill_at:
+                self.tasks.kill()
+                kill_at = time.monotonic() + END_SECONDS
+            signal.sigtimedwait({signal.SIGCHLD}, 0.2)
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections, and kill what ranks of a lost local parent have left."""
+        for connection in self.connections.values():
+            connection.close()
+            if self.local and connection.pid is not None:
+                try:
+                    os.killpg(connection.pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+        if self._listener is not None:
+            self._listener.close()
+
+
+class WarmRanks:
+    """The ranks of one attempt in a ``WarmStep``. Has the interface of ``RankProcesses``.
+
+    Args:
+        keep: whether the step may outlive these ranks for a restart.
+        stop_signal: the signal that requests a stop.
+    """
+
+    def __init__(self, step: WarmStep, *, keep: bool, stop_signal: signal.Signals) -> None:
+        self.step = step
+        self.kept = False
+        """Whether the ranks have ended and the step waits for the next attempt."""
+        self._keep = keep
+        self._stop_signal = stop_signal
+        self._ended: set[int] = set()
+        self._code = 0
+        """Exit code of the first rank that failed."""
+        self._kill_at: float | None = None
+        """When the ranks that are left are killed."""
+        self._kills = 0
+        self._ending = False
+
+    def poll(self) -> int | None:
+        step = self.step
+        if self.kept:
+            return self._code
+        step.receive()
+        self._note_ends()
+        all_ended = step.complete and len(self._ended) == len(step.connections)
+        if (code := step.tasks.poll()) is not None:
+            step.close()
+            return self._code if all_ended else code
+        if not self._ending and all_ended and self._may_keep():
+            self.kept = True
+            return self._code
+        if not self._ending and (all_ended or step.broken):
+            self._ending = True
+            step.send({"do": "end"})
+            self._kill_at = time.monotonic() + END_SECONDS
+        elif not step.complete:
+            for rank in self._ended:  # so that srun reports the end, as without warm parents
+                step.connections[rank].send({"do": "end"})
+        elif self._kill_at is not None and time.monotonic() > self._kill_at:
+            self.kill()
+        return None
+
+    def _note_ends(self) -> None:
+        found = [one for rank, one in self.step.connections.items() if one.code is not None and rank not in self._ended]
+        # Of ranks whose ends are seen together, one that crashed has not ended because of the others.
+        for one in sorted(found, key=lambda one: (-(one.code or 0) not in _CRASHES, one.rank)):
+            assert one.code is not None
+            self._ended.add(one.rank)
+            now = time.monotonic()
+            if one.code == 0:
+                if not self.step.local and self._kill_at is None:
+                    self._kill_at = now + AFTER_SUCCESS_SECONDS
+                continue
+            if not self._kills and len(self._ended) <= MOST_LINES:
+                where = "" if self.step.local else f" on {one.host}"
+                log_always(log, f"rank {one.rank}{where}: {_how(one.code)}")
+            if not self._code:
+                self._code = shell_code(one.code)
+                self._kill_at = now + _patience_seconds(one.code)
+
+    def _may_keep(self) -> bool:
+        """Whether the step may outlive its ranks. If memory was short on a node, Slurm's records of the step's end are
+        needed."""
+        return self._keep and self._code != 0 and not any(one.memory for one in self.step.connections.values())
+
+    def request_stop(self) -> None:
+        self._keep = False
+        self._signal(self._stop_signal, otherwise=self.step.tasks.request_stop)
+
+    def kill(self) -> None:
+        """Kill every rank. If some are left at the next call, kill the step."""
+        self._kills += 1
+        self._kill_at = time.monotonic() + END_SECONDS
+        if self._kills > 1 or self._ending or not self.step.complete:
+            self.step.tasks.kill()
+            return
+        for rank, connection in self.step.connections.items():
+            if rank not in self._ended:
+                connection.send({"do": "kill"})
+
+    def dump(self) -> None:
+        self._signal(signal.SIGURG, otherwise=self.step.tasks.dump)
+
+    def wake(self) -> None:
+        self._signal(signal.SIGCONT, otherwise=self.step.tasks.wake)
+
+    def _signal(self, number: signal.Signals, *, otherwise: Callable[[], None]) -> None:
+        if self.step.complete:
+            self.step.send({"do": "signal", "number": int(number)})
+        else:
+            otherwise()
+
+
+def _patience_seconds(code: int) -> float:
+    if code == EXIT_CONTINUED:
+        return AFTER_STOP_SECONDS
+    return 0.0 if -code in _CRASHES else AFTER_FAILURE_SECONDS
+
+
+def _how(code: int) -> str:
+    """How a rank ended, in srun's words."""
+    if code > 0:
+        return f"Exited with exit code {code}"
+    return (signal.strsignal(-code) or f"Signal {-code}").partition(" (")[0]
