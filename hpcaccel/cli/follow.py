@@ -32,6 +32,7 @@ def follow_to_the_end(run: RunDir, *, json: bool) -> NoReturn:
         typer.Exit: always. The exit code is 0 if the run completed or was pruned, 1 if it failed or was lost, 85 if it
             paused, 130 if it was cancelled. After Ctrl-C the exit code is also 130, and the run continues.
     """
+    from hpcaccel.submission.runs.overdue_notices import send_overdue_notices
     from hpcaccel.submission.runs.progress_display import display, follow
     from hpcaccel.submission.runs.watch import BackgroundQuery, Watcher
     from hpcaccel.view.run_overview import overview
@@ -44,6 +45,7 @@ def follow_to_the_end(run: RunDir, *, json: bool) -> NoReturn:
         note(f"\nthe run continues. Follow it again: hpcaccel wait {run.run_id}; end it: hpcaccel cancel {run.run_id}")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     ended = overview(run, last.status)
+    send_overdue_notices(run, last.status)
     if json:
         print_json(ended.to_json())
     else:

@@ -41,12 +41,15 @@ def status(
 
 
 def _show_status(found: AnyRun, *, json: bool) -> None:
+    from hpcaccel.submission.runs.overdue_notices import send_overdue_notices
     from hpcaccel.view.run_overview import overview
 
     if (sweep := as_sweep(found)) is not None:
         show_sweep(sweep, json=json)
         return
-    now = overview(found.dir, found.status())
+    seen = found.status()
+    now = overview(found.dir, seen)
+    send_overdue_notices(found.dir, seen)
     if json:
         print_json(now.to_json())
         return

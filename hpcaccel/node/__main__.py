@@ -66,7 +66,8 @@ def _dispatch(arguments: list[str]) -> int:
     usage = (
         "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | setup-failed DIR CODE NAME | trial DESCRIPTOR | "
         "rank DIR | agent DIR | component DIR | preflight-rank DIR | preflight DIR | import-image DIR RUNTIME | "
-        "stage DIR PLACE | unstage PLACE | sample DIR ATTEMPT | notices DIR SINCE"
+        "stage DIR PLACE | unstage PLACE | sample DIR ATTEMPT | notices DIR SINCE | "
+        "overdue-notices DIR STATE DETAIL"
     )
     print(f"usage: {usage}; arguments given: {' '.join(arguments)!r}", file=sys.stderr)
     return 2
@@ -105,6 +106,10 @@ def _batch_step(arguments: list[str]) -> int | None:
             from hpcaccel.node.notices.sender import send_notices
 
             return send_notices(_run_or_worker(directory), since=float(since))
+        case ["overdue-notices", directory, state, detail]:
+            from hpcaccel.node.notices.overdue import send_overdue_notices
+
+            return send_overdue_notices(RunDir(directory), state=state, detail=detail)
     return None
 
 

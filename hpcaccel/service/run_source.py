@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.service.shared_values import SharedValues
 from hpcaccel.spec import ClusterProfile, load_profile, profile_names
 from hpcaccel.submission.runs.find import FoundRun, find_run, known_runs
+from hpcaccel.submission.runs.overdue_notices import send_overdue_notices
 from hpcaccel.submission.runs.run_handle import AnyRun, SweepRun, open_run
 from hpcaccel.sweeps.sweep_handle import Sweep
 from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
@@ -24,6 +26,8 @@ __all__ = ["SORTS", "RunSource"]
 
 SORTS = ("created", "name", "state", "job_id", "attempts", "step", "last_loss", "run_id")
 """Columns by which runs are sorted."""
+NOTICE_SECONDS = 600.0
+"""Interval of the search for overdue notices of a run that has ended."""
 _REMOTE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 
@@ -41,6 +45,8 @@ class RunSource:
         self.remote = RemoteRuns(_profiles_behind_ssh)
         """Runs on the clusters of profiles with ``host``."""
         self._paths: dict[str, Path] = {}
+        self._sent: dict[Path, float] = {}
+        """When overdue notices of a run were looked for."""
 
     def changed(self) -> None:
         """An action has changed something: read it again for the next request."""
@@ -111,7 +117,15 @@ class RunSource:
         if (there := self._there(token)) is not None:
             return self.remote.overview(there)
         run = self.find(token)
-        return self._overviews.get(run.path, lambda: overview(run.dir, run.status(patient=True)))
+        return self._overviews.get(run.path, lambda: self._overview(run))
+
+    def _overview(self, run: AnyRun) -> Overview:
+        status = run.status(patient=True)
+        last = self._sent.get(run.path)
+        if status.ended and (last is None or time.monotonic() > last + NOTICE_SECONDS):
+            self._sent[run.path] = time.monotonic()
+            send_overdue_notices(run.dir, status)
+        return overview(run.dir, status)
 
     def rows(
         self, *, states: Sequence[str] = (), name: str = "", sort: str = "-created", limit: int = 50, offset: int = 0

@@ -40,7 +40,7 @@ class RankState:
     step_seconds: float | None
     state: str
     """``ok``, ``slow`` (delays the other ranks), ``silent`` (sends no heartbeats), ``blamed`` (at fault for a hang or
-    a failure) or ``ended``."""
+    a failure; if only nodes are known to be, each of their ranks) or ``ended``."""
     phase: str = ""
     """What the rank last reported: starting, loading, training, evaluating, saving, finishing or leaving."""
     site: str = ""
@@ -84,7 +84,7 @@ def rank_states(
     for rank in range(count):
         beat = beats.get(rank)
         node, local_rank = _place(start, rank, count, beat)
-        is_blamed = rank == blamed or (end is not None and bool(node) and node in end.nodes_blamed)
+        is_blamed = rank == blamed or (blamed is None and end is not None and bool(node) and node in end.nodes_blamed)
         found.append(
             RankState(
                 rank=rank,

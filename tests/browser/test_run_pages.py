@@ -14,7 +14,7 @@ from hpcaccel.service.service_settings import ServiceSettings
 
 from ..service.conftest import TOKEN, serving
 from ..test_recorded import Machine
-from .conftest import LARGE, PHONE, Visit
+from .conftest import Visit
 from .tunnel import tunnel
 
 Visits = Callable[..., Visit]
@@ -134,24 +134,6 @@ def test_ten_thousand_runs(recorded: Machine, tmp_path: Path, visit: Visits) -> 
         page.locator(".ag-row .run-name", has_text="many-07777").wait_for()
         page.locator("#runs-range", has_text="1 to 1 of 1").wait_for()
         assert tab.errors == []
-
-
-@pytest.mark.chaos
-@pytest.mark.parametrize(("scheme", "size"), [("light", LARGE), ("dark", LARGE), ("light", PHONE), ("dark", PHONE)])
-def test_screenshots(served: ServiceSettings, visit: Visits, pictures: Path, scheme: str, size: dict[str, int]) -> None:
-    tab = visit(size, scheme)
-    device = "phone" if size is PHONE else "large"
-    page = tab.open(f"{served.url}/")
-    page.locator(".ag-row .run-name").first.wait_for()
-    page.screenshot(path=pictures / f"runs-{scheme}-{device}.png")
-    page = tab.open(f"{served.url}/run/preempted", token="")
-    page.locator("#run-log").wait_for()
-    page.locator("#curve-0 .scatterlayer path.js-line").first.wait_for()
-    height = page.evaluate("document.querySelector('.main').scrollHeight") + 80
-    page.set_viewport_size({"width": size["width"], "height": height})
-    page.screenshot(path=pictures / f"run-{scheme}-{device}.png")
-    overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert overflow == 0, "the page scrolls sideways"
 
 
 def add_runs(runs: Path, like: Path, names: list[str]) -> list[Path]:

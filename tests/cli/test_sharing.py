@@ -153,6 +153,7 @@ def test_requests_that_cannot_be_used_are_ignored(tmp_path: Path) -> None:
 # -- with users -------------------------------------------------------------------------------------------------------
 
 LOOP = """\
+import os
 import time
 import torch
 from torch import nn
@@ -171,7 +172,7 @@ for _ in accelerator.epochs(1):
         optimizer.step()
         optimizer.zero_grad()
         accelerator.checkpoint()
-        time.sleep(0.25 if accelerator.step < 40 else 0)
+        time.sleep(1.0 if os.path.exists("HOLD") else 0)
 """
 
 
@@ -181,14 +182,17 @@ class User:
     def __init__(self, name: str, group: str | None, python: str) -> None:
         subprocess.run(["useradd", "-m", *(["-G", group] if group else []), name], check=True)
         self.name = name
+        self.group = group
         self.home = Path(f"/home/{name}")
         self.python = python
+        self.more: dict[str, str] = {}
+        """Further variables of the user's environment."""
 
     def __call__(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
         site = ":".join(path for path in sys.path if path.endswith("site-packages"))
         environment = {
             "HOME": str(self.home), "PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{site}", "USER": self.name,
-            "HPCACCEL_HEARTBEAT_SECONDS": "0.5", "OMP_NUM_THREADS": "1",
+            "HPCACCEL_HEARTBEAT_SECONDS": "0.5", "OMP_NUM_THREADS": "1", **self.more,
         }  # fmt: skip
         command = [
             shutil.which("runuser") or "",
@@ -250,7 +254,9 @@ def test_colleague_looks_stops_and_continues_and_a_stranger_cannot(users: dict[s
     team.chmod(0o2770)
     project = alice.home / "project"
     project.mkdir()
-    (project / "train.py").write_text(LOOP)
+    hold = team / "hold"
+    hold.touch()
+    (project / "train.py").write_text(LOOP.replace("HOLD", str(hold)))
     (project / "helper.py").write_text("FIRST = 1\n")
     values = {
         "name": "shared", "entrypoint": {"script": "train.py"}, "sharing": "group",
@@ -280,6 +286,7 @@ def test_colleague_looks_stops_and_continues_and_a_stranger_cannot(users: dict[s
     assert alice("wait", name, code=None).returncode == 85
     before = {path: path.stat().st_mtime for path in run.path.rglob("*") if path.is_file()}
 
+    hold.unlink()
     own = json.loads(bob("resume", name, "--json").stdout)
     assert own["run_id"] != run.run_id
     assert Path(own["path"]).stat().st_uid == bob.home.stat().st_uid

@@ -24,6 +24,7 @@ from hpcaccel.node.notices import outbox as outbox_module
 from hpcaccel.node.notices import run_events
 from hpcaccel.node.notices import sender as sender_module
 from hpcaccel.node.notices.outbox import OUTBOX, Outbox
+from hpcaccel.node.notices.overdue import send_overdue_notices
 from hpcaccel.node.notices.run_events import RunEvents
 from hpcaccel.node.notices.sender import Sender
 from hpcaccel.node.notices.sweep_events import SweepEvents
@@ -37,6 +38,10 @@ from .webhook_server import SECRET, Receiver
 Make = Callable[..., LocalRun]
 ALL = ["start", "requeue", "stop", "failure", "hang", "end", "idle_gpus"]
 DONE = HEAD + outcome(step=5, resume=False, reason="completed")
+LAUNCH = {
+    "kind": "program", "program": ["x"], "workdir": "/", "backend": "local", "nodes": 1, "ranks_per_node": 1,
+    "stop": "signals",
+}  # fmt: skip
 RUNS_UNTIL_TOLD = """
 import os, time
 print("ready", flush=True)
@@ -283,7 +288,8 @@ def test_events_from_before_the_webhook_and_delivered_ones_are_not_sent(
         one = sender(run, server.url, since=15.0)
         one.look()
         one.look(last=True)
-        del one
+        assert one.done
+        one._outbox.release()
     assert server.events == ["requeue:1", "start:2"]
 
 
@@ -325,8 +331,8 @@ def test_sender_killed_at_each_point(
     for _ in range(2):
         later = sender(run, server.url)
         later.look(last=True)
-        assert later._outbox._lock is not None
-        os.close(later._outbox._lock)
+        assert later.done
+        later._outbox.release()
     assert server.events == ["end:1"] * requests
     assert set(server.keys) == {"run/1.end"}
     assert server.got[-1]["repeated"] is (repeated and point != "delivered")
@@ -455,6 +461,57 @@ def test_unusable_file_is_named_without_its_content(
     assert message in caplog.text
     assert "SecretToken" not in caplog.text
     assert states(run) == ["intent 1.end"]
+
+
+def overdue(run: RunDir, server: Receiver, state: str) -> None:
+    path = secret_file(run.path.parent / "secret", server.url)
+    notify = {"events": ALL, "webhook_file": str(path)}
+    write_json(run.spec, {"version": 1, "spec": {"name": "toy", "notify": notify}, "launch": LAUNCH})
+    send_overdue_notices(run, state=state, detail="the batch step ended without writing an outcome")
+
+
+@pytest.mark.parametrize(
+    ("lines", "state", "told", "reason"),
+    [
+        ([start(1), end(1, "completed", "end")], "completed", "end:1", "completed"),  # its message was not sent
+        ([start(1)], "cancelled", "end:1", "cancelled"),  # killed before it could write a line
+        ([start(1), end(1, "preempted", "requeue"), start(2)], "lost", "end:2", "lost"),
+    ],
+)
+def test_notices_of_a_killed_batch_step_are_sent_by_who_looks_next_and_once(
+    tmp_path: Path, receive: Callable[..., Receiver], lines: list[Any], state: str, told: str, reason: str
+) -> None:
+    run, server = made_run(tmp_path / "run", *lines[:-1] if state == "completed" else lines), receive()
+    first = sender(run, server.url)
+    first.look()
+    first._outbox.release()
+    before = len(server.events)
+    if state == "completed":
+        append_line(run.ledger, to_dict(lines[-1]))
+    for _ in range(2):
+        overdue(run, server, state)
+    assert server.events[before:] == [told]
+    assert server.got[-1]["reason"] == reason
+    assert [line["state"] for line, _ in read_lines(run.path / OUTBOX)][-1] == "settled"
+    if state != "completed":  # the next batch step writes the missing line: the same end
+        attempt = int(told[-1])
+        append_line(run.ledger, to_dict(end(attempt, "lost", "requeue")))
+        append_line(run.ledger, to_dict(start(attempt + 1, time.time())))
+        sender(run, server.url).look(last=True)
+        assert server.events[before:] == [told, f"start:{attempt + 1}"]
+
+
+def test_overdue_notice_that_is_not_taken_is_tried_again_by_the_next_one(
+    tmp_path: Path, receive: Callable[..., Receiver]
+) -> None:
+    run, server = made_run(tmp_path / "run", start(1)), receive(200, 503, 200)
+    first = sender(run, server.url)
+    first.look()
+    first._outbox.release()
+    overdue(run, server, "lost")
+    assert states(run)[-1] == "failed 1.end"
+    overdue(run, server, "lost")
+    assert states(run)[-1] == "delivered 1.end"
 
 
 # -- the batch step ---------------------------------------------------------------------------------------------------
@@ -588,8 +645,4 @@ def test_failed_setup_line_is_told(local_run: Make, receive: Callable[..., Recei
 
 
 def test_spec_of_an_earlier_release_has_no_notices() -> None:
-    launch = {
-        "kind": "program", "program": ["x"], "workdir": "/", "backend": "local", "nodes": 1, "ranks_per_node": 1,
-        "stop": "signals",
-    }  # fmt: skip
-    assert not launch_of({"spec": {}, "launch": launch}, source=Path("spec.json")).notify.sends
+    assert not launch_of({"spec": {}, "launch": LAUNCH}, source=Path("spec.json")).notify.sends

@@ -2,9 +2,9 @@
 
 Lines by ``state``: ``opened`` (events before this time are not sent), then for each notice ``intent`` with the notice,
 ``trying`` before each request, and after it ``delivered`` with the receiver's answer, ``failed``, or ``given_up``. All
-lines are on the disk (fsync) before the next step. If ``trying`` is the last line of a notice, its sender was killed
-while it waited for the answer or before it could record it: the receiver may have the message already. The notice is
-then sent again, marked as repeated and under the same ID.
+lines are on the disk (fsync) before the next step. ``settled`` says that after the run's end all were tried. If
+``trying`` is the last line of a notice, its sender was killed while it waited for the answer or before it could record
+it: the receiver may have the message already. The notice is then sent again, marked as repeated and under the same ID.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from hpcaccel.core.records import from_dict
 __all__ = ["OUTBOX", "Outbox"]
 
 OUTBOX = "notices.jsonl"
+ENDS = ("end", "stop", "failure", "requeue")
+"""Events of which one tells the end of an attempt."""
 MOST_TRIES = 8
 """A notice is given up after this number of requests without success."""
 
@@ -81,9 +83,31 @@ class Outbox:
     # -- notices --------------------------------------------------------------------------------------------------
 
     def add(self, notice: Notice) -> None:
-        """Record the intent to send ``notice``, unless its key is known or it is older than the outbox."""
-        if notice.key not in self.notices and notice.time >= self.since:
+        """Record the intent to send ``notice``, unless its key is known or it is older than the outbox.
+
+        An attempt has one end: if its end was told before the ledger had a line about it, that line is not told again.
+        """
+        if notice.key not in self.notices and notice.time >= self.since and not self._knows_end_of(notice):
             self._write({"state": "intent", "key": notice.key, "notice": asdict(notice)})
+
+    def _knows_end_of(self, notice: Notice) -> bool:
+        attempt, _, event = notice.key.partition(".")
+        return event in ENDS and any(f"{attempt}.{one}" in self.notices for one in ENDS)
+
+    def settle(self, ledger_bytes: int) -> None:
+        """Record that everything up to this size of the ledger was tried, after the run's end."""
+        self._write({"state": "settled", "ledger_bytes": ledger_bytes})
+
+    def release(self) -> None:
+        """Release the lock: another process may send from now on."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def held(self) -> bool:
+        """Whether this process has the lock."""
+        return self._lock is not None
 
     def pending(self) -> list[Notice]:
         """Notices that are neither delivered nor given up, oldest first."""

@@ -68,9 +68,7 @@ class RunEvents:
         for end in ledger.ends:
             if end.error_class == "hang":
                 yield from self._hang(ledger.start_of(end.attempt))
-            event = next((one for one in _candidates(end, self._events) if one in self._events), None)
-            if event is not None:
-                yield self._end(event, end, ledger.start_of(end.attempt))
+            yield from self._ends(end, ledger.start_of(end.attempt))
 
     def _start(self, line: AttemptStart) -> Notice:
         where = f" on {', '.join(line.nodes)}" if 0 < len(line.nodes) <= 4 else f" on {len(line.nodes)} nodes"
@@ -85,6 +83,12 @@ class RunEvents:
             step=line.checkpoint_step,
             nodes=list(line.nodes),
         )
+
+    def _ends(self, line: AttemptEnd, start: AttemptStart | None) -> Iterator[Notice]:
+        """The notice of an attempt's end; none if the user wants no such event."""
+        event = next((one for one in _candidates(line, self._events) if one in self._events), None)
+        if event is not None:
+            yield self._end(event, line, start)
 
     def _end(self, event: str, line: AttemptEnd, start: AttemptStart | None) -> Notice:
         word = line.reason.replace("_", " ")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from html import escape
 from pathlib import Path
 
 from dash import Dash, set_props
@@ -62,10 +63,36 @@ stroke-width='1.5' stroke-linecap='round'/%3E%3C/svg%3E">
 </body>
 </html>"""
 
+NOTHING = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>hpcaccel</title>
+<style>
+body { margin: 0; padding: 22vh 24px 0; text-align: center; font: 14px/1.6 Inter, system-ui, sans-serif; }
+h1 { font-size: 16px; } p { opacity: 0.75; overflow-wrap: anywhere; }
+a { display: inline-block; padding: 5px 14px; border-radius: 6px; background: #4f5bd5; color: #fff; text-decoration: none; }
+</style>
+</head>
+<body class="blank"><h1>There is no such page</h1><p>%s has no run, sweep or form.</p><a href="%s">All runs</a></body>
+</html>"""
+"""The page of an unknown address. It needs no file: they are at another place."""
+
 
 def add_page(app: FastAPI, settings: ServiceSettings) -> None:
     """Add the page to the service's application. Its routes of REST must be there already: the page comes last."""
     app.mount(settings.base_path or "/", _Page(ClientCalls(settings.client), demo=settings.demo), name="page")
+
+
+def _nothing(path: str, scope: Scope) -> Response:
+    """The answer for an address that no page has: for a person with the way back, for a program as data."""
+    accepted = b"".join(value for name, value in scope["headers"] if name == b"accept")
+    if b"text/html" not in accepted:
+        return JSONResponse({"error": f"there is nothing at {path[:80]}"}, status_code=404)
+    up = "../" * (path.count("/") - 1) or "./"
+    headers = {"content-security-policy": CONTENT, "cache-control": "no-store"}
+    return HTMLResponse(NOTHING % (escape(path[:80]), up), status_code=404, headers=headers)
 
 
 def _report(error: Exception) -> None:
@@ -111,7 +138,7 @@ class _Page:
             return Response(status_code=204, headers={"cache-control": "no-store"})
         place = place_of(path)
         if scope["method"] not in ("GET", "HEAD") or place.page == "unknown" or place.prefix != "/":
-            return JSONResponse({"error": f"there is nothing at {path[:80]}"}, status_code=404)
+            return _nothing(path, scope)
         up = "../" * place.depth or "./"
         text = _FILE.sub(rf'\1="{up}', await self._index(scope, receive)).replace("<!--begin-->", _BEGIN % up)
         return HTMLResponse(text, headers={"content-security-policy": CONTENT, "cache-control": "no-store"})

@@ -118,10 +118,10 @@ def figure(curve: Sequence[Bucket], index: int) -> go.Figure:
             made.add_vline(x=bucket.step_first - 0.5, line={"color": "#8b8f9b", "width": 1, "dash": "dot"})
     axis = {"gridcolor": "rgba(128,132,148,0.16)", "zeroline": False, "color": "#868a96", "showline": False}
     made.update_layout(
-        template=None, showlegend=False, margin={"l": 48, "r": 12, "t": 8, "b": 30}, hovermode="x",
+        template=None, showlegend=False, margin={"l": 48, "r": 12, "t": 8, "b": 38}, hovermode="x",
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", uirevision="keep",
         font={"family": "var(--h-sans), sans-serif", "size": 11, "color": "#868a96"},
-        xaxis={**axis, "showgrid": False, "nticks": 6},
+        xaxis={**axis, "showgrid": False, "nticks": 6, "title": {"text": "step", "standoff": 6}},
         yaxis={**axis, "nticks": 5, "rangemode": ("normal", "tozero")[index]},
     )  # fmt: skip
     return made

@@ -26,7 +26,7 @@ LONG_TABLE, SECONDS = 2000, 30
 """A table with more trials than ``LONG_TABLE`` is read again at most every ``SECONDS``."""
 FIGURES = (
     ("best", "Best so far", "Best value of a complete trial against GPU-hours"),
-    ("curves", "Learning curves", "Orange: the best trial. Grey: pruned. Violet: running"),
+    ("curves", "Learning curves", "Orange: the best. Blue: complete. Grey: pruned. Violet: running"),
     ("rungs", "Rungs", "Trials that reached a rung → trials that went on"),
     ("importances", "Importance of parameters", "Share of the differences between trials"),
 )
@@ -276,5 +276,6 @@ def _columns(rows: list[dict[str, Any]], metrics: list[str]) -> list[dict[str, A
             column |= {"cellRenderer": "RunState", "width": 126}
         elif name in params or name in metrics or name in ("step", "seconds", "gpu_seconds"):
             column |= {"valueFormatter": {"function": "hpcaccelNumber(params)"}, "type": "rightAligned"}
+            column |= {"width": 132} if name == "gpu_seconds" else {}
         columns.append(column)
     return columns

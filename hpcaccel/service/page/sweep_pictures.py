@@ -104,7 +104,7 @@ def rung_funnel(sweep: SweepView) -> dict[str, Any]:
         "layout": layout_of(
             barmode="overlay", bargap=0.28, annotations=notes,
             xaxis={"visible": False, "range": [-most / 2 * 1.02, most / 2 * 1.45]},
-            yaxis={"autorange": "reversed", "showgrid": False, "type": "category"},
+            yaxis={"range": [len(names) - 0.5, -0.5], "showgrid": False, "type": "category"},
             margin={"l": 70, "r": 4, "t": 8, "b": 12},
         ),
     }  # fmt: skip

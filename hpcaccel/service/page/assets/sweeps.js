@@ -63,7 +63,8 @@
       gutter: (problems, text) => {
         wrong = new Map((problems || []).map((one) => [one.line, one.message]));
         const area = document.getElementById("submit-yaml");
-        paint(area ? area.value : text || "");
+        // The text area may get a new text later than this; while it is typed in, it is ahead of the callback.
+        paint(area && document.activeElement === area ? area.value : text || "");
         return "";
       },
     },
