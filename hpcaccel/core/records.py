@@ -1,13 +1,19 @@
 """Records of a run directory and of a sweep worker's folder, as versioned dataclasses.
 
 A record is stored as a JSON object. Readers ignore unknown keys, so an older release can read a newer one's files;
-missing keys take their defaults.
+missing keys take their defaults. A change that older releases would misread gets a higher ``version``, which they
+refuse (``refuse_newer``). Ledgers and heartbeats are read by the copy of the batch step that wrote them, and by
+commands, which have read the run's record first.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
     "AttemptEnd",
@@ -23,6 +29,7 @@ __all__ = [
     "WorkerStart",
     "WorkerTaken",
     "from_dict",
+    "refuse_newer",
     "to_dict",
 ]
 
@@ -57,6 +64,25 @@ R = TypeVar("R")
 
 def to_dict(record: Any) -> dict[str, Any]:
     return asdict(record)
+
+
+def refuse_newer(value: Mapping[str, Any], newest: int, source: Path) -> None:
+    """Refuse a file that a newer hpcaccel wrote in a format that this one does not know.
+
+    Args:
+        value: the contents; a missing ``version`` is 1.
+        newest: the newest version that this release reads.
+        source: the file, for the message.
+
+    Raises:
+        RunDirectoryError: ``version`` is larger than ``newest``.
+    """
+    version = value.get("version", 1)
+    if isinstance(version, int) and version > newest:
+        raise RunDirectoryError(
+            f"{source} has format version {version}, written by a newer hpcaccel; this one reads versions up to "
+            f"{newest}. Upgrade hpcaccel"
+        )
 
 
 def from_dict(kind: type[R], value: dict[str, Any]) -> R:

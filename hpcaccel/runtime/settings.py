@@ -14,8 +14,9 @@ from typing import Any
 
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import LaunchSpec, launch_of
+from hpcaccel.core.records import PROTOCOL
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 
 __all__ = ["OWN", "SHARED", "OutputLocation", "Settings", "load", "locate"]
 
@@ -167,6 +168,11 @@ def _was_not_found(document: Mapping[str, Any], launch: LaunchSpec | None) -> bo
 
 
 def _of_run(run: RunDir) -> Settings:
+    if int(os.environ.get("HPCACCEL_PROTOCOL", PROTOCOL)) > PROTOCOL:
+        raise RankEnvironmentError(
+            "the run was submitted by a newer hpcaccel than the one that its ranks import from "
+            f"{Path(__file__).parents[2]}: upgrade hpcaccel there"
+        )
     document = read_json(run.spec) or {}
     return _from_spec(document, launch_of(document, source=run.spec) if "launch" in document else None)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.records import PROTOCOL
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.errors import RuntimeMisuse
+from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 from hpcaccel.runtime.settings import OutputLocation, Settings, load, locate
 from tests.runtime.ranks import make_run
 
@@ -22,6 +23,15 @@ def test_settings_come_from_script_then_spec_then_defaults(tmp_path: Path) -> No
     assert found == Settings(
         strategy="fsdp", mixed_precision="no", seed=3, fsdp_wrap=("Block",), every_steps=50, resume="never"
     )
+
+
+def test_a_newer_batch_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = OutputLocation(make_run(tmp_path / "run"), 1)
+    monkeypatch.setenv("HPCACCEL_PROTOCOL", str(PROTOCOL))
+    assert load(place).seed == 7
+    monkeypatch.setenv("HPCACCEL_PROTOCOL", str(PROTOCOL + 1))
+    with pytest.raises(RankEnvironmentError, match="submitted by a newer hpcaccel than the one that its ranks import"):
+        load(place)
 
 
 def test_defaults_apply_without_a_run() -> None:

@@ -129,6 +129,7 @@ class JobSpec(Section):
         "sweep": "is for `hpcaccel sweep start`, which runs many trials of this file: use that command, or remove the "
         "section",
         "extends": "is allowed only at the top level of a spec file",
+        "spec_version": "is allowed only at the top level of a spec file",
         "jobs": "works only with `hpcaccel submit`, `validate`, `render` and `plan`, at the top level of a spec file",
     }
 

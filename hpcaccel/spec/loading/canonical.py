@@ -17,6 +17,7 @@ from hpcaccel.spec.loading.expand import escape
 from hpcaccel.spec.loading.layers import Layer
 from hpcaccel.spec.loading.overrides import section_by_name, section_of
 from hpcaccel.spec.loading.problems import describe, report
+from hpcaccel.spec.loading.spec_version import KEY, SPEC_VERSION
 from hpcaccel.spec.yaml12 import FOREIGN_BREAK, NUMBERS
 
 if TYPE_CHECKING:
@@ -168,6 +169,14 @@ def _schema(model: type[JobSpec], title: str) -> dict[str, Any]:
         _allow_empty(section)
     del result["$defs"]["EntrypointSection"]["properties"]["function"]
     properties = {
+        KEY: {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": SPEC_VERSION,
+            "title": "Spec version",
+            "description": "The version of the format of this file. Default: the newest one that hpcaccel reads.",
+            "examples": [SPEC_VERSION],
+        },
         "extends": {
             "type": "string",
             "title": "Extends",

@@ -21,9 +21,10 @@ from typing import Any
 
 from hpcaccel.spec.job.environment_fields import is_image_path
 from hpcaccel.spec.loading.layers import Layer
+from hpcaccel.spec.loading.spec_version import to_current
 from hpcaccel.spec.yaml12 import KeyPath, PlainScalar, Problem, SourceLocation
 
-__all__ = ["Elsewhere", "elsewhere", "escape", "expand", "expanded_for"]
+__all__ = ["Elsewhere", "elsewhere", "escape", "expand", "expanded_for", "layer_of_values"]
 
 _ENV = re.compile(
     r"(?P<literal>\$\$\{env:)|\$\{env:(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}|(?P<wrong>\$\{env:[^}]*\}?)", re.ASCII
@@ -216,3 +217,11 @@ def _is_path(path: KeyPath, text: str) -> bool:
     if path[:2] == _STAGED:
         return True
     return path in _PATHS or (path in _PATHS_WITH_SLASH and ("/" in text or text.startswith("~")))
+
+
+def layer_of_values(values: Mapping[str, Any], base: str | os.PathLike[str], problems: list[Problem]) -> Layer:
+    """Python values as the layer of a file in the directory ``base``. Problems are added to ``problems``."""
+    own, _, renamed = to_current(dict(values), {}, "spec")
+    layer, found = expand(Layer(own), Path(base).absolute())
+    problems += [*renamed, *found]
+    return layer

@@ -23,6 +23,7 @@ from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import EnvironmentSection
 from hpcaccel.spec.job.notify_fields import NotifySection
 from hpcaccel.spec.job.slurm import SlurmSection, requests_gpus
+from hpcaccel.spec.loading.spec_version import to_current
 from hpcaccel.spec.yaml12 import Document, KeyPath, SourceLocation, parse_yaml
 
 __all__ = ["Layer", "base_of", "document_of", "is_pipe", "merge", "put", "read_document", "read_pipe"]
@@ -177,7 +178,10 @@ def read_document(path: Path, shown: str) -> Document:
 
 
 def document_of(text: str, shown: str) -> Document:
-    """The mapping in the text of a YAML file. Arguments and errors are those of :func:`read_document`."""
+    """The mapping in the text of a YAML file, in the current format (see ``spec_version``).
+
+    Arguments and errors are those of :func:`read_document`.
+    """
     document = parse_yaml(text, shown)
     if document.value is None and not document.problems:
         raise SpecError(f"{shown}: the file is empty. Create a spec file with `hpcaccel init`")
@@ -186,7 +190,8 @@ def document_of(text: str, shown: str) -> Document:
     if not isinstance(document.value, dict):
         kind = "a list" if isinstance(document.value, list) else "a single value"
         raise SpecError(f"{shown}: the file must contain a mapping (name: …, entrypoint: …), not {kind}")
-    return document
+    values, places, problems = to_current(document.value, document.places, shown)
+    return Document(values, places, [*document.problems, *problems])
 
 
 def _text(path: Path, shown: str) -> str:

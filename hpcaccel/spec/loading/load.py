@@ -17,7 +17,7 @@ from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.fields import checked_text
 from hpcaccel.spec.job.job_spec import JobSpec
-from hpcaccel.spec.loading.expand import elsewhere, expand, expanded_for
+from hpcaccel.spec.loading.expand import elsewhere, expand, expanded_for, layer_of_values
 from hpcaccel.spec.loading.layers import Layer, base_of, document_of, is_pipe, merge, put, read_document
 from hpcaccel.spec.loading.overrides import override_place, parse_override
 from hpcaccel.spec.loading.problems import conflicts, describe, report
@@ -204,8 +204,7 @@ def spec_from_values(
         SpecError: a value or an override is not valid; one line per problem.
     """
     problems: list[Problem] = []
-    layer, found = expand(Layer(dict(values)), Path(base).absolute())
-    problems += found
+    layer = layer_of_values(values, base, problems)
     layer = laid_over(layer, Path(base), overrides, profile, problems, JobSpec)
     return validated(layer, "spec", problems, JobSpec)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcaccel.errors import SpecError
 from hpcaccel.spec.job.job_spec import JobSpec
-from hpcaccel.spec.loading.expand import expand
+from hpcaccel.spec.loading.expand import layer_of_values
 from hpcaccel.spec.loading.layers import Layer, base_of, document_of
 from hpcaccel.spec.loading.load import TEXT, check_program, laid_over, layers_of, read_layers, validated
 from hpcaccel.spec.loading.problems import report as problem_lines
@@ -79,8 +79,7 @@ def sweep_from_values(
         SpecError: a value or an override is not valid; one line per problem.
     """
     problems: list[Problem] = []
-    layer, found = expand(Layer(dict(values)), Path(base).absolute())
-    problems += found
+    layer = layer_of_values(values, base, problems)
     layer = laid_over(layer, Path(base), overrides, profile, problems, SweepFile)
     return _sweep(layer, Path(base), "spec", problems)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcaccel.core.durable_files import read_json, read_lines, write_json
 from hpcaccel.core.launch_spec import find_launch
-from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, from_dict, to_dict
+from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, from_dict, refuse_newer, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.run_ledger import RunLedger
 from hpcaccel.core.stop_requests import StopRequest, open_requests
@@ -85,10 +85,11 @@ class RunState:
 
 
 def read_record(run: RunDir) -> RunRecord:
-    """Read a run's record. Raises RunDirectoryError if ``run`` is not a run directory."""
+    """Read a run's record. Raises RunDirectoryError if ``run`` is not a run directory, or one of a newer hpcaccel."""
     value = read_json(run.record)
     if value is None:
         raise RunDirectoryError(f"{run.path} is not a run directory: it has no {run.record.name}")
+    refuse_newer(value, RunRecord.version, run.record)
     return from_dict(RunRecord, value)
 
 
