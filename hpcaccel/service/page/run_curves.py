@@ -121,7 +121,7 @@ def figure(curve: Sequence[Bucket], index: int) -> go.Figure:
         template=None, showlegend=False, margin={"l": 48, "r": 12, "t": 8, "b": 38}, hovermode="x",
         paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", uirevision="keep",
         font={"family": "var(--h-sans), sans-serif", "size": 11, "color": "#868a96"},
-        xaxis={**axis, "showgrid": False, "nticks": 6, "title": {"text": "step", "standoff": 6}},
+        xaxis={**axis, "showgrid": False, "nticks": 6, "title": {"text": "step", "standoff": 6, "font": {"size": 11}}},
         yaxis={**axis, "nticks": 5, "rangemode": ("normal", "tozero")[index]},
     )  # fmt: skip
     return made

@@ -168,7 +168,7 @@ def _joined(some: Sequence[TrialCurve], metric: str) -> dict[str, Any]:
 
 def importances(shares: Mapping[str, float]) -> dict[str, Any]:
     """Each parameter's share of the differences between trials."""
-    names, values = list(shares), [100 * share for share in shares.values()]
+    names, values = [name.removeprefix("args.") for name in shares], [100 * share for share in shares.values()]
     return {
         "data": [
             {
@@ -179,7 +179,7 @@ def importances(shares: Mapping[str, float]) -> dict[str, Any]:
         ],
         "layout": layout_of(
             bargap=0.35, xaxis={"visible": False, "range": [0, max(values, default=1) * 1.2]},
-            yaxis={"autorange": "reversed", "showgrid": False, "type": "category"},
+            yaxis={"range": [len(names) - 0.5, -0.5], "showgrid": False, "type": "category"},
             margin={"l": 90, "r": 12, "t": 8, "b": 12},
         ),
     }  # fmt: skip
