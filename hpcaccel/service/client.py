@@ -95,6 +95,10 @@ class Client:
         """The lines of the ledger."""
         return list(self._get(f"runs/{_part(run_id)}/ledger"))
 
+    def profiles(self, run_id: str) -> list[dict[str, Any]]:
+        """The traces of torch's profiler, oldest first; ``name`` is empty where there is none yet."""
+        return list(self._get(f"runs/{_part(run_id)}/profiles"))
+
     def checkpoints(self, run_id: str) -> list[dict[str, Any]]:
         """The checkpoints, oldest first."""
         return list(self._get(f"runs/{_part(run_id)}/checkpoints"))

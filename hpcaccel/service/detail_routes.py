@@ -1,20 +1,22 @@
-"""Routes that show what happened in a run: metrics, the merged log, the first traceback, the changes since the last
-run of its name."""
+"""Routes that show what happened in a run: metrics, the merged log, the first traceback, the profiler's traces,
+the changes since the last run of its name."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 from pydantic import BaseModel
 
+from hpcaccel.errors import RunNotFound
 from hpcaccel.service.answers import ERRORS, JsonAnswer
 from hpcaccel.service.run_readings import MOST_BUCKETS
 from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.view.merged_log import LogLine
 from hpcaccel.view.metric_buckets import Bucket
+from hpcaccel.view.profile_traces import trace_path
 
 __all__ = ["detail_routes"]
 
@@ -24,6 +26,27 @@ class FirstTraceback(BaseModel):
 
     rank: int | None
     text: str | None
+
+
+class ProfileTrace(BaseModel):
+    """A rank's trace of some steps."""
+
+    name: str
+    """Empty if there is no trace."""
+    attempt: int
+    rank: int
+    state: str
+    first_step: int
+    last_step: int
+    path: str | None
+    bytes: int
+    time: float
+    detail: str
+
+
+_TRACE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The file.", "content": {"application/gzip": {"schema": {"type": "string"}}}}
+}
 
 
 def detail_routes(source: RunSource) -> APIRouter:
@@ -60,6 +83,20 @@ def detail_routes(source: RunSource) -> APIRouter:
     def traceback(run_id: RunId) -> JsonAnswer:
         """The traceback of the rank that failed first."""
         return JsonAnswer(source.read(run_id, "traceback"))
+
+    @routes.get("/runs/{run_id}/profiles", response_model=list[ProfileTrace])
+    def traces(run_id: RunId) -> JsonAnswer:
+        """The traces of torch's profiler, oldest first."""
+        return JsonAnswer(source.read(run_id, "profiles"))
+
+    @routes.get("/runs/{run_id}/profiles/{name:path}", response_class=FileResponse, responses=_TRACE)
+    def trace(run_id: RunId, name: str) -> FileResponse:
+        """A trace: Chrome's JSON, compressed, for ui.perfetto.dev."""
+        run = source.find(run_id).dir
+        path = trace_path(run, name)
+        if path is None:
+            raise RunNotFound(f"run {run.run_id} has no trace {name[:80]!r}")
+        return FileResponse(path, media_type="application/gzip", filename=f"{run.run_id}-{name.replace('/', '-')}")
 
     @routes.get("/runs/{run_id}/diff", response_class=PlainTextResponse)
     def diff(run_id: RunId) -> PlainTextResponse:

@@ -23,6 +23,7 @@ from hpcaccel.submission.submit.comparison import changes_since_previous
 from hpcaccel.view.change_lines import change_lines
 from hpcaccel.view.merged_log import first_traceback, merged_log
 from hpcaccel.view.metric_buckets import metric_names, metrics_buckets
+from hpcaccel.view.profile_traces import profiles
 from hpcaccel.view.run_overview import listed, overview
 from hpcaccel.view.sweep_view import sweep_view
 
@@ -63,6 +64,10 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
     from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched
 
     return [row.to_json() for row in [*list_checkpoints(run.checkpoints), *list_watched(run)]]
+
+
+def _profiles(run: Run) -> list[dict[str, Any]]:
+    return [{"name": one.name, **asdict(one)} for one in profiles(run)]
 
 
 def _metric_names(run: Run) -> list[str]:
@@ -143,6 +148,7 @@ RUN_READINGS: Mapping[str, Callable[..., Any]] = {
     "spec": _checked(_spec),
     "ledger": _checked(_ledger),
     "checkpoints": _checked(_checkpoints),
+    "profiles": _checked(_profiles),
     "metric-names": _checked(_metric_names),
     "metrics": _checked(_metrics),
     "merged-log": _checked(_merged_log),

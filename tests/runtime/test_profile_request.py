@@ -20,7 +20,7 @@ from hpcaccel.core.profile_requests import (
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import UserError
 from hpcaccel.runtime.health.step_profiler import StepProfiler
-from hpcaccel.view.html_report.record_sections import profiles
+from hpcaccel.view.profile_traces import profiles
 from tests.cluster.scenario import PROGRAMS as CLUSTER_PROGRAMS
 from tests.cluster.scenario import Scenario
 

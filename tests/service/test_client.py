@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
 from hpcaccel import Client
+from hpcaccel.core.profile_requests import RankProfile, profiles_folder, write_rank_profile
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunNotFound
 from hpcaccel.service.client_connection import ServiceError, ServiceSpecError
 from hpcaccel.service.service_settings import ServiceSettings
-from tests.service.conftest import SPEC, until
+from tests.service.conftest import SPEC, TOKEN, until
 
 
 def test_a_run_is_submitted_watched_stopped_and_resumed(client: Client, home: Path) -> None:
@@ -73,6 +77,32 @@ def test_the_difference_to_the_previous_run_of_the_name(client: Client) -> None:
     client.submit(SPEC.replace("demo", "other"), cluster="local")
     second = client.submit(SPEC.replace("demo", "other").replace("time: 10", "time: 20"), cluster="local")
     assert "slurm.time: 00:10:00 -> 00:20:00" in client.diff(second.run_id)
+
+
+def test_traces_of_the_profiler_are_listed_and_downloaded(client: Client, settings: ServiceSettings) -> None:
+    run = RunDir(client.submit(SPEC.replace("demo", "traced"), cluster="local").path)
+    until(lambda: client.run(run.run_id).state == "completed")
+    assert client.profiles(run.run_id) == []
+    folder = profiles_folder(run, 1)
+    trace = folder / "step_3-rank0.json.gz"
+    for rank, file in ((0, trace), (1, run.spec)):  # a record that names another file
+        record = RankProfile(
+            request="1-a", rank=rank, state="done", first_step=3, steps=2, file=str(file.relative_to(run.path)), bytes=2
+        )
+        write_rank_profile(run, 1, record)
+    trace.write_bytes(b"gz")
+    (folder / "link.json.gz").symlink_to(run.spec)
+    listed = client.profiles(run.run_id)
+    assert [(one["name"], one["rank"]) for one in listed] == [("1/step_3-rank0.json.gz", 0), ("1/spec.json", 1)]
+    path = f"{settings.url}/api/v1/runs/{run.run_id}/profiles"
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with urlopen(Request(f"{path}/1/step_3-rank0.json.gz", headers=headers), timeout=60) as answer:
+        assert (answer.read(), answer.headers["content-type"]) == (b"gz", "application/gzip")
+    for name in ("1/spec.json", "1/link.json.gz", "1/..%2F..%2F..%2Fspec.json", "2/step_3-rank0.json.gz"):
+        with pytest.raises(HTTPError) as refused:
+            urlopen(Request(f"{path}/{name}", headers=headers), timeout=60)
+        refused.value.close()
+        assert refused.value.code in (400, 404), name
 
 
 def test_an_unknown_run_is_not_found(client: Client) -> None:

@@ -18,7 +18,7 @@ from hpcaccel.view import run_overview
 from hpcaccel.view.html_report.charts import ChartLine, Mark, line_chart, ticks
 from hpcaccel.view.html_report.comparison_report import differing
 from hpcaccel.view.html_report.curves import thinned
-from hpcaccel.view.html_report.record_sections import Profile
+from hpcaccel.view.profile_traces import Profile
 from hpcaccel.view.usage import GpuUsage, NodeUsage, Usage
 from tests.test_recorded import Machine
 from tests.view.conftest import HandMade

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from dash import html
@@ -9,7 +10,7 @@ from dash import html
 from hpcaccel.core.formatting import clock_time, duration, size
 from hpcaccel.view.usage import GpuUsage, NodeUsage, Usage
 
-__all__ = ["checkpoints_table", "plain_table", "usage_tables"]
+__all__ = ["checkpoints_table", "plain_table", "profiles_table", "usage_tables"]
 
 
 def plain_table(heads: tuple[str, ...], rows: list[Any]) -> html.Div:
@@ -41,6 +42,38 @@ def _checkpoint(one: dict[str, Any]) -> html.Tr:
             html.Td(one.get("problem") or "damaged" if good is False else "intact" if good else "", className="wide"),
         ]
     )
+
+
+def profiles_table(found: list[dict[str, Any]], href: Callable[[str], str] | None) -> Any:
+    """The traces of torch's profiler, newest first.
+
+    Args:
+        href: the address of a trace, from its name; None if traces cannot be downloaded.
+    """
+    if not found:
+        return html.P("No trace yet. Profile records the next 5 steps while the run trains.", className="hollow")
+    rows = [
+        html.Tr(
+            [
+                html.Td(str(one["attempt"]), className="number"),
+                html.Td(str(one["rank"]), className="number"),
+                html.Td(f"{one['first_step']:,} to {one['last_step']:,}", className="number"),
+                html.Td(one["state"]),
+                html.Td(clock_time(one["time"]), className="number muted"),
+                html.Td(size(one["bytes"]) if one["name"] else "", className="number"),
+                html.Td(_trace(one, href), className="wide"),
+            ]
+        )
+        for one in reversed(found)
+    ]
+    note = html.P("ui.perfetto.dev and chrome://tracing open these files.", className="files")
+    return [plain_table(("Attempt", "Rank", "Steps", "State", "Time", "Size", "Trace"), rows), note]
+
+
+def _trace(one: dict[str, Any], href: Callable[[str], str] | None) -> Any:
+    if not one["name"]:
+        return one["detail"]
+    return one["path"] if href is None else html.A("Download", href=href(one["name"]), download=True, className="link")
 
 
 def usage_tables(usage: Usage | None) -> Any:

@@ -17,11 +17,11 @@ from hpcaccel.service.client import Client
 from hpcaccel.service.page import elements
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
-from hpcaccel.service.page.plain_tables import checkpoints_table, usage_tables
+from hpcaccel.service.page.plain_tables import checkpoints_table, profiles_table, usage_tables
 
 __all__ = ["register_texts", "texts_layout"]
 
-TABS = ("log", "spec", "script", "changes", "checkpoints", "usage")
+TABS = ("log", "spec", "script", "changes", "checkpoints", "usage", "profiles")
 LINES = 1000
 """Lines of the merged log on the page; all of them are in the files."""
 TAIL_BYTES = 128 << 10
@@ -108,6 +108,10 @@ def _content(client: Client, place: Place, tab: str) -> Any:
         return _changes(client.diff(run))
     if tab == "checkpoints":
         return checkpoints_table(client.checkpoints(run))
+    if tab == "profiles":
+        behind_ssh = ":" in run  # files of other clusters are not sent through the service
+        href = None if behind_ssh else lambda name: place.api(f"runs/{run}/profiles/{name}")
+        return profiles_table(client.profiles(run), href)
     return usage_tables(client.run(run).usage)
 
 

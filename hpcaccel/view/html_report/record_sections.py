@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.core.formatting import clock_time, size
-from hpcaccel.core.profile_requests import profiles_of
 from hpcaccel.core.records import RunRecord
-from hpcaccel.core.run_dir import RunDir, numbered_folders
-from hpcaccel.core.run_ledger import RunLedger
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.view.checkpoint_tables import list_checkpoints, list_watched
 from hpcaccel.view.html_report.page_parts import PageSection, Table
+from hpcaccel.view.profile_traces import profiles
 
 __all__ = [
     "LONGEST_TEXT",
-    "Profile",
     "checkpoint_section",
     "profile_section",
-    "profiles",
     "provenance_sections",
     "text_section",
 ]
@@ -47,47 +43,6 @@ def checkpoint_section(run: RunDir) -> PageSection | None:
     kept = [place for place in range(len(columns)) if any(row[place] for row in rows)]
     table = Table(columns=[columns[place] for place in kept], rows=[[row[place] for place in kept] for row in rows])
     return PageSection(title="Checkpoints", table=table) if rows else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """A rank's trace of some steps, as ``hpcaccel profile`` has requested it."""
-
-    attempt: int
-    rank: int
-    state: str
-    """``recording``, ``writing``, ``done`` or ``failed``."""
-    first_step: int
-    last_step: int
-    path: str | None
-    """The trace (Chrome's JSON, compressed); None if there is none."""
-    bytes: int
-    time: float
-    detail: str
-
-
-def profiles(run: RunDir) -> list[Profile]:
-    """All traces of a run, oldest first. A recording whose attempt has ended counts as failed.
-
-    Raises:
-        RunDirectoryError: a record is not valid JSON.
-    """
-    ledger = RunLedger.read(run)
-    return [
-        Profile(
-            attempt=attempt,
-            rank=one.rank,
-            state=one.state if one.is_over or ledger.end_of(attempt) is None else "failed",
-            first_step=one.first_step,
-            last_step=one.first_step + one.steps - 1,
-            path=None if one.file is None else str(Path(run.path) / one.file),
-            bytes=one.bytes,
-            time=one.time,
-            detail=one.detail if one.is_over or ledger.end_of(attempt) is None else "the attempt ended first",
-        )
-        for attempt in numbered_folders(run.attempts)
-        for one in profiles_of(run, attempt)
-    ]
 
 
 def profile_section(run: RunDir) -> PageSection | None:
