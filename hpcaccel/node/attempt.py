@@ -45,7 +45,7 @@ from hpcaccel.node.preparation import BeforeRanks, Provision
 from hpcaccel.node.rank import RESUME_ARGS
 from hpcaccel.node.samples import Samplers
 from hpcaccel.node.stop_sequence import StopSequence
-from hpcaccel.node.warm.warm_ranks import OFF, WarmRanks, why_not_warm
+from hpcaccel.node.warm.warm_ranks import WarmRanks
 from hpcaccel.slurm.states import JobState
 
 __all__ = ["Attempt"]
@@ -57,6 +57,9 @@ log = logging.getLogger(__name__)
 
 
 class Attempt:
+    may_be_warm = True
+    """Whether the ranks may have warm parents."""
+
     def __init__(self, job: Job) -> None:
         self.job = job
         self.number = job.ledger.next_attempt
@@ -71,8 +74,7 @@ class Attempt:
     def run(self) -> Verdict:
         """Start the ranks and watch them until they have ended. Returns the verdict."""
         job = self.job
-        if job.warm_step is not None and not job.warm_step.may_start(job.placement.nodes):
-            job.end_warm_step()  # before this attempt begins: the last lines of the step are not about this attempt
+        job.check_warm_step()
         job.prepare_submitit()
         job.scheduler.refresh()
         line = self.begin()
@@ -211,15 +213,8 @@ class Attempt:
             avoid=others,
             env=env,
             step=job.warm_step,
-            keep=self._has_warm_parents(),
+            keep=self.may_be_warm and job.has_warm_parents(),
         )
-
-    def _has_warm_parents(self) -> bool:
-        """Whether these ranks have warm parents. Without a further restart in place, they would be of no use."""
-        launch = self.job.launch
-        if (why := why_not_warm(launch)) and why != OFF and not self.job.restarts:
-            log.info("restarts in place start new processes (resilience.warm_restart): not possible with %s", why)
-        return not why and self.job.restarts < launch.resilience.restart_in_place
 
     def _watch(self, ranks: RankProcesses) -> int:
         """Watch the ranks until they have ended. Returns their exit code."""

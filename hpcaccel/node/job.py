@@ -23,7 +23,7 @@ from hpcaccel.node.decision import Verdict
 from hpcaccel.node.failures.disk_space import if_possible, retry_until_writable
 from hpcaccel.node.failures.exclusion import Placement
 from hpcaccel.node.ledger import Ledger, how_far
-from hpcaccel.node.warm.warm_ranks import WarmStep
+from hpcaccel.node.warm.warm_ranks import OFF, WarmStep, why_not_warm
 from hpcaccel.slurm.job_dependencies import ended_well
 
 __all__ = ["Job", "exit_code_of", "unmet_dependency"]
@@ -81,6 +81,18 @@ class Job:
         step = "" if newest.step is None else str(newest.step)
         values = {"{newest}": path, "{step}": step, RUN_DIR: str(self.run.path)}
         return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) for word in words]
+
+    def has_warm_parents(self) -> bool:
+        """Whether the next ranks have warm parents. If no restart in place is left, they would be of no use."""
+        if (why := why_not_warm(self.launch)) and why != OFF and not self.restarts:
+            log.info("restarts in place start new processes (resilience.warm_restart): not possible with %s", why)
+        return not why and self.restarts < self.launch.resilience.restart_in_place
+
+    def check_warm_step(self) -> None:
+        """End the warm parents if they cannot start the next ranks. This must be done before an attempt begins, since
+        the last messages about the step are not about that attempt."""
+        if self.warm_step is not None and not self.warm_step.may_start(self.placement.nodes):
+            self.end_warm_step()
 
     def end_warm_step(self) -> None:
         """End the warm parents, if there are any, and wait for their end."""

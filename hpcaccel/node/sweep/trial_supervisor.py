@@ -174,6 +174,8 @@ class TrialLedger(Ledger):
 class TrialAttempt(Attempt):
     """An attempt of a trial, in an allocation that other trials may have used before."""
 
+    may_be_warm = False
+
     def conclude(self, code: int) -> Verdict:
         # A successful end needs no Slurm query: short trials would cause hundreds of queries a minute.
         if code == 0 and self._was_left_alone():
@@ -193,9 +195,6 @@ class TrialAttempt(Attempt):
         if outcome is not None:
             return not outcome.resume
         return not slurm_intervened(self.job.run, self.number)
-
-    def _has_warm_parents(self) -> bool:
-        return False  # most trials are short, and many of them share a node
 
     def _preflight(self) -> Verdict | None:
         if CHECKED in os.environ and not self.job.restarts:

@@ -1,4 +1,4 @@
-"""The processes below this one on Linux: finding, killing and imitating their ends."""
+"""The processes below this one, and the memory left for them: what Linux says, and how to kill them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-__all__ = ["adopt_orphans", "exit_as", "fork_is_bad", "has_loaded", "kill_descendants", "out_of_memory_kills"]
+__all__ = [
+    "adopt_orphans",
+    "exit_as",
+    "fork_is_bad",
+    "has_loaded",
+    "kill_descendants",
+    "memory_left",
+    "out_of_memory_kills",
+]
 
 KILL_SECONDS = 10.0
 """How long processes may take to end after SIGKILL."""
@@ -24,7 +33,7 @@ def adopt_orphans() -> None:
 
 
 def descendants() -> list[int]:
-    """The IDs of all descendants that have not ended, see proc(5)."""
+    """The IDs of all descendants, see proc(5). The threads of a zombie may still be running."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -34,8 +43,7 @@ def descendants() -> list[int]:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(int(name))
+        children.setdefault(int(fields[1]), []).append(int(name))
     found = list(children.get(os.getpid(), []))
     for pid in found:
         found += children.get(pid, [])
@@ -76,6 +84,33 @@ def out_of_memory_kills() -> int | None:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
     except OSError:
         return None
+
+
+def memory_left() -> float:
+    """How many bytes of memory this process may still use, as far as known: on this node and in its cgroups."""
+    found = [float("inf")]
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(1024.0 * int(line.split()[1]))
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            for folder in (Path(f"/sys/fs/cgroup/{controllers}{group}"), *Path(f"/sys/fs/cgroup{group}").parents):
+                found += _left_in(folder)
+    except (OSError, ValueError):
+        pass
+    return min(found)
+
+
+def _left_in(cgroup: Path) -> Iterator[float]:
+    """What is left of a cgroup's limit. Its cache of files counts as used, so that the result is rather too small."""
+    for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        try:
+            most = (cgroup / limit).read_text().strip()
+            if most.isdigit():
+                yield int(most) - int((cgroup / usage).read_text())
+        except OSError:
+            continue
 
 
 def fork_is_bad() -> bool:

@@ -4,9 +4,9 @@ On the local backend it is a socket pair that the parent inherits. Under Slurm t
 Each side first proves that it has the step's token (HMAC over the other side's random number); the token itself is
 passed in the step's environment and never sent.
 
-Orders: ``start`` (``attempt``, ``arguments``, ``environment``, ``unset``, ``log``), ``signal`` (``number``), ``kill``,
-``end``. Reports: ``started`` (``pid``), ``warm``, ``ended`` (``code``: negative for a signal; ``memory``: whether the
-kernel has killed processes of the node for lack of memory meanwhile).
+Orders: ``start`` (``attempt``, ``arguments``, ``environment``, ``unset``, ``log``), ``kill``, ``end``, and on the local
+backend ``signal`` (``number``). Reports: ``started`` (``pid``), ``warm``, ``ended`` (``code``: negative for a signal;
+``memory``: whether the kernel has killed processes of the node for lack of memory meanwhile).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -142,13 +143,16 @@ class WarmListener:
     def __init__(self, host: str, *, ranks: int) -> None:
         self._ranks = ranks
         self._token = os.urandom(32).hex()
-        self._server = socket.create_server(("", 0), backlog=max(128, ranks))
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._server = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=max(128, ranks))
         self._server.setblocking(False)
         _wake_at_input(self._server)
         self.address = {"host": host, "port": self._server.getsockname()[1], "token": self._token}
         """The value of ``WARM`` for the step's tasks."""
-        self._greeted: list[tuple[socket.socket, LineSplitter, str]] = []
-        """Connections whose parent has not yet proved that it has the token, with this side's random number."""
+        self._greeted: list[tuple[socket.socket, LineSplitter, str, float]] = []
+        """Connections whose parent has not yet proved that it has the token, with this side's random number and the
+        time by which it must have done so."""
 
     def accepted(self) -> list[WarmConnection]:
         """The parents that have proved since the last call that they have the token. Does not wait."""
@@ -157,7 +161,9 @@ class WarmListener:
                 channel, _ = self._server.accept()
                 channel.setblocking(False)
                 _wake_at_input(channel)
-                self._greeted.append((channel, LineSplitter(), os.urandom(16).hex()))
+                self._greeted.append(
+                    (channel, LineSplitter(), os.urandom(16).hex(), time.monotonic() + TIMEOUT_SECONDS)
+                )
         found = []
         for greeted in list(self._greeted):
             result = self._greet(*greeted)
@@ -167,7 +173,9 @@ class WarmListener:
                 found.append(result)
         return found
 
-    def _greet(self, channel: socket.socket, lines: LineSplitter, nonce: str) -> WarmConnection | bool | None:
+    def _greet(
+        self, channel: socket.socket, lines: LineSplitter, nonce: str, until: float
+    ) -> WarmConnection | bool | None:
         """Continue the greeting. Returns the connection at its end, False if it failed, None if more is to come."""
         try:
             data = channel.recv(1 << 12)
@@ -182,7 +190,9 @@ class WarmListener:
                 else:
                     data = b""
         except BlockingIOError:
-            return None
+            if time.monotonic() < until:
+                return None
+            data = b""
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             data = b""
         if not data:
@@ -191,6 +201,6 @@ class WarmListener:
         return None
 
     def close(self) -> None:
-        for channel, _, _ in self._greeted:
+        for channel, *_ in self._greeted:
             channel.close()
         self._server.close()

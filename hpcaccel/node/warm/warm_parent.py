@@ -30,6 +30,7 @@ from hpcaccel.node.warm.descendants import (
     fork_is_bad,
     has_loaded,
     kill_descendants,
+    memory_left,
     out_of_memory_kills,
 )
 from hpcaccel.node.warm.warm_channel import connect
@@ -39,6 +40,8 @@ __all__ = ["main"]
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 30.0
 """Interval of the looks whether the rank has loaded torch: doubled after each look."""
+LEAST_BYTES = 1 << 30
+"""Nothing is imported as long as the node or the job has less memory left."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 
@@ -159,9 +162,6 @@ class WarmParent:
         self._kill()
         self._attempt, self._memory_kills = order["attempt"], out_of_memory_kills()
         fork = self._imported.is_set()
-        if fork:
-            gc.collect()
-            gc.freeze()  # otherwise collections in the rank would visit, and so copy, all of torch's objects
         me = os.getpid()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with warnings.catch_warnings():
@@ -175,6 +175,8 @@ class WarmParent:
             return True
         self._rank = child
         self._missed.clear()
+        while (late := signal.sigtimedwait(_STOP_SIGNALS, 0)) is not None:  # arrived while there was no rank
+            os.kill(child, late.si_signo)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._report(event="started", pid=child)
         return False
@@ -216,7 +218,7 @@ class WarmParent:
         self._pause = min(2 * self._pause, LONGEST_LOOK_SECONDS)
         self._look_at = time.monotonic() + self._pause
         library = self._plan["library"]
-        if not library or (self._rank is not None and has_loaded(self._rank, library)):
+        if not library or (self._rank is not None and has_loaded(self._rank, library) and memory_left() > LEAST_BYTES):
             self._importing = True
             threading.Thread(target=self._import, daemon=True).start()
 
@@ -234,5 +236,7 @@ class WarmParent:
                 continue  # an older torch has not all of them
             except BaseException:
                 return  # a rank that imports this module reports the error
+        gc.collect()
+        gc.freeze()  # otherwise collections in a forked rank would visit, and so copy, all of torch's objects
         self._imported.set()
         self._wakeup.send(b"\0")

@@ -125,6 +125,9 @@ class WarmStep:
                     self.connections[connection.rank] = connection
                 else:
                     connection.close()
+            if self.complete:
+                self._listener.close()
+                self._listener = None
         for connection in self.connections.values():
             connection.receive()
         if not self._told and self.complete and all(one.warm for one in self.connections.values()):
@@ -239,7 +242,7 @@ class WarmRanks:
 
     def request_stop(self) -> None:
         self._keep = False
-        self._signal(self._stop_signal, otherwise=self.step.tasks.request_stop)
+        self._signal(self._stop_signal, by_slurm=self.step.tasks.request_stop)
 
     def kill(self) -> None:
         """Kill every rank. If some are left at the next call, kill the step."""
@@ -253,16 +256,17 @@ class WarmRanks:
                 connection.send({"do": "kill"})
 
     def dump(self) -> None:
-        self._signal(signal.SIGURG, otherwise=self.step.tasks.dump)
+        self._signal(signal.SIGURG, by_slurm=self.step.tasks.dump)
 
     def wake(self) -> None:
-        self._signal(signal.SIGCONT, otherwise=self.step.tasks.wake)
+        self._signal(signal.SIGCONT, by_slurm=self.step.tasks.wake)
 
-    def _signal(self, number: signal.Signals, *, otherwise: Callable[[], None]) -> None:
-        if self.step.complete:
+    def _signal(self, number: signal.Signals, *, by_slurm: Callable[[], None]) -> None:
+        """Signal every rank. Slurm signals their parents too, which pass a signal on only if they have no rank."""
+        if self.step.local:
             self.step.send({"do": "signal", "number": int(number)})
         else:
-            otherwise()
+            by_slurm()
 
 
 def _patience_seconds(code: int) -> float:
