@@ -9,6 +9,8 @@ Start reading in ``commit``: it describes how a checkpoint appears on the disk, 
   (``torch.distributed.checkpoint``).
 - ``background``, ``snapshot_memory``, ``writer``: background saves, written by a process without torch. This
   package imports its modules on first use, so that the writer process need not import torch.
+- ``node_snapshots``: snapshots in the memory of the nodes, from which crashed ranks resume; ``snapshot_parts``: their
+  files.
 - ``rank_agreement``: collective steps, in which an error on one rank is raised on all ranks.
 - ``formats``: conversion to and from other programs' files.
 """
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hpcaccel.checkpoint.engine import CheckpointEngine as CheckpointEngine
-    from hpcaccel.checkpoint.loading import Guarantee as Guarantee
+    from hpcaccel.checkpoint.guarantees import Guarantee as Guarantee
     from hpcaccel.checkpoint.loading import LoadedCheckpoint as LoadedCheckpoint
     from hpcaccel.checkpoint.training_state import Stateful as Stateful
     from hpcaccel.checkpoint.training_state import TrainingState as TrainingState
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "engine": "CheckpointEngine",
-    "loading": "Guarantee LoadedCheckpoint",
+    "guarantees": "Guarantee",
+    "loading": "LoadedCheckpoint",
     "training_state": "Stateful TrainingState capture_rng restore_rng",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,18 +11,19 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from hpcaccel.checkpoint import commit
 from hpcaccel.checkpoint.background import BackgroundWriter, PendingSave, Progress
+from hpcaccel.checkpoint.guarantees import Guarantee
 from hpcaccel.checkpoint.loading import (
-    Guarantee,
     LoadedCheckpoint,
     find_checkpoint,
     load_checkpoint,
     replacement_of,
 )
+from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.save_plan import AgreedPlan, PlanCache
-from hpcaccel.checkpoint.saving import Branch, SaveOperation
+from hpcaccel.checkpoint.saving import Branch, Retention, SaveOperation
+from hpcaccel.checkpoint.snapshot_commit import write_snapshot
 from hpcaccel.checkpoint.training_state import TrainingState
 from hpcaccel.checkpoint_files import SavePaths
 from hpcaccel.core.rank_records import Save
@@ -65,13 +65,10 @@ class CheckpointEngine:
         self.directory = Path(directory).absolute()
         self._ranks = CheckpointRanks(rank=rank, world_size=world_size, group=group)
         self._attempt = attempt
-        self._retention: dict[str, Any] | None = None if keep is None else {"keep": keep, "keep_every": keep_every}
-        """Arguments of ``commit.retire``; None keeps all checkpoints."""
+        self._retention = Retention(self.directory, keep=keep, keep_every=keep_every)
         self._on_saved = on_saved
         self._plans = PlanCache()
         self.background = BackgroundWriter(self._ranks, local_world_size=local_world_size)
-        self._deletion: threading.Thread | None = None
-        """Thread that deletes old checkpoints, on rank 0."""
         self._branch = Branch(self.directory)
 
     # -- saving
@@ -145,7 +142,7 @@ class CheckpointEngine:
         ranks = CheckpointRanks(rank=0, world_size=1) if alone else self._ranks
         paths = SavePaths(self.directory, facts["step"], self._attempt)
         save = SaveOperation(ranks, paths, state, facts, fill)
-        self._wait_for_deletion()  # the save may need the space
+        self._retention.wait()  # the save may need the space
         if ranks.first(save.what, lambda: self._branch.make_way(paths, alone=alone)):
             return paths.final
         background = background and not alone and fill is None and state.attached is None
@@ -158,7 +155,7 @@ class CheckpointEngine:
             size = save.write(plan, planner, self.background.memory)
         self._branch.add(paths.step, alone=alone)
         if self._ranks.is_first:
-            self._retire(paths.step)
+            self._retention.apply(paths.step)
         ended = time.monotonic()
         pending.stall = ended - begun
         self._notify(pending, ended=ended, size=size, background=False)
@@ -168,7 +165,7 @@ class CheckpointEngine:
         self, save: SaveOperation, plan: AgreedPlan, planner: DefaultSavePlanner, pending: PendingSave
     ) -> None:
         """Take the snapshot and send the order to the writer process."""
-        order = save.order(plan, self._retention)
+        order = save.order(plan, self._retention.rules)
         index, problem = b"", None
         try:
             assert self.background.memory is not None
@@ -180,22 +177,24 @@ class CheckpointEngine:
         self.background.start(pending, order, index, problem=problem)
         pending.stall = time.monotonic() - pending.begun
 
-    def _retire(self, step: int) -> None:
-        """Rename old checkpoints now, and delete them in a thread: deleting large files can take a long time."""
-        if self._retention is None:
-            return
-        if doomed := commit.retire(self.directory, newest_step=step, **self._retention):
-            self._deletion = threading.Thread(target=commit.delete, args=(doomed,), name="checkpoint-deletion")
-            self._deletion.start()
-
-    def _wait_for_deletion(self) -> None:
-        if self._deletion is not None:
-            self._deletion.join()
-            self._deletion = None
-
     def _notify(self, save: PendingSave, *, ended: float, size: int, background: bool) -> None:
         if self._ranks.is_first and self._on_saved is not None:
             self._on_saved(save.record(ended=ended, size=size, background=background))
+
+    def commit_snapshot(self, snapshots: NodeSnapshots, reason: str, *, deadline: float | None) -> int | None:
+        """Commit the newest snapshot in memory as a checkpoint; see ``write_snapshot``. Returns its step, or None."""
+        begun = time.monotonic()
+        self._retention.wait()
+        target = (self._branch, self.directory, self._attempt)
+        written = write_snapshot(self._ranks, snapshots, *target, reason=reason, deadline=deadline)
+        if written is None:
+            return None
+        paths, size = written
+        self._branch.add(paths.step, alone=False)
+        ended = time.monotonic()
+        pending = PendingSave("", paths, reason, begun, stall=ended - begun)
+        self._notify(pending, ended=ended, size=size, background=False)
+        return paths.step
 
     # -- the save in flight
 
@@ -245,7 +244,7 @@ class CheckpointEngine:
 
     def close(self) -> None:
         """Stop background work. A save in flight may be lost: call ``drain`` first. Not collective."""
-        self._wait_for_deletion()
+        self._retention.wait()
         self.background.close()
 
     # -- finding and loading

@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -21,32 +20,26 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint.attached_files import check_attached
 from hpcaccel.checkpoint.dcp_storage import ShardReader
-from hpcaccel.checkpoint.manifest_writer import Index, processor
+from hpcaccel.checkpoint.guarantees import Guarantee, describe_sources, differences, rank_sources
+from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.restore import Restorer
 from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState, rank_tree
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core.durable_files import fsync_directory
 from hpcaccel.errors import CheckpointError, Damaged
-from hpcaccel.slurm.hostlist import ranks_text
 
 __all__ = [
-    "Guarantee",
     "LoadedCheckpoint",
-    "describe_sources",
     "find_checkpoint",
     "load_checkpoint",
     "quarantine",
-    "rank_sources",
     "replacement_of",
+    "restore",
     "set_aside",
 ]
 
 log = logging.getLogger(__name__)
-
-Guarantee = Literal["bit-exact", "state-exact"]
-"""bit-exact: the training continues as if it had never stopped. state-exact: the state shared by all ranks is restored,
-but batches, random numbers, the order of summation, or state that the script keeps itself may differ."""
 
 
 @dataclass(frozen=True)
@@ -181,14 +174,37 @@ def load_checkpoint(ranks: CheckpointRanks, path: Path, state: TrainingState) ->
     what = f"checkpoint {path} cannot be loaded"
     content, index_text, tree_text = ranks.first(what, lambda: _open(path))
     check_attached(ranks, what, state.attached, path, content)
-    index = Index.from_json(index_text)
-    reader = ShardReader(path, index)
+    reader = ShardReader(path, Index.from_json(index_text))
+    return restore(ranks, what, path, state, content=content, reader=reader, tree_text=tree_text)
+
+
+def restore(
+    ranks: CheckpointRanks,
+    what: str,
+    path: Path,
+    state: TrainingState,
+    *,
+    content: dict[str, Any],
+    reader: ShardReader,
+    tree_text: bytes,
+    fetch: Callable[[set[str]], None] = lambda files: None,
+) -> LoadedCheckpoint:
+    """Restore ``state`` from an open checkpoint, all ranks together.
+
+    Args:
+        what: the beginning of error messages.
+        content: its manifest.
+        tree_text: its shared tree.
+        fetch: called on all ranks before they read; makes the named files available to this rank.
+    """
+    index = reader.index
     sources = rank_sources(content, world_size=ranks.world_size, mesh=state.mesh)
+    source = sources[ranks.rank]
+    fetch(set() if source is None else index.files_of(rank_tree(source)))
     restorer: Restorer | None = None
 
     def targets() -> dict[str, torch.Tensor]:
         nonlocal restorer
-        source = sources[ranks.rank]
         key = None if source is None else rank_tree(source)
         own = json.loads(reader.read_bytes(key)) if key is not None and key in index else None
         same_size = content["world_size"] == ranks.world_size
@@ -199,14 +215,14 @@ def load_checkpoint(ranks: CheckpointRanks, path: Path, state: TrainingState) ->
         assert restorer is not None
         return restorer.apply()
 
-    _read_tensors(ranks, reader, what=what, targets=targets)
+    _read_tensors(ranks, reader, what=what, targets=targets, fetch=fetch)
     per_rank = ranks.run(what, apply)
     if (attached := state.attached) is not None:
         ranks.run(what, lambda: attached.load(path))
-    differences = _differences(content, world_size=ranks.world_size, mesh=state.mesh)
-    exact = content["guarantee"] == "bit-exact" and not differences
+    reasons = differences(content, world_size=ranks.world_size, mesh=state.mesh)
+    exact = content["guarantee"] == "bit-exact" and not reasons
     guarantee: Guarantee = "bit-exact" if exact else "state-exact"
-    return LoadedCheckpoint(path, content, per_rank, guarantee, differences, sources)
+    return LoadedCheckpoint(path, content, per_rank, guarantee, reasons, sources)
 
 
 def _open(path: Path) -> tuple[dict[str, Any], bytes, bytes]:
@@ -217,7 +233,12 @@ def _open(path: Path) -> tuple[dict[str, Any], bytes, bytes]:
 
 
 def _read_tensors(
-    ranks: CheckpointRanks, reader: ShardReader, *, what: str, targets: Callable[[], dict[str, torch.Tensor]]
+    ranks: CheckpointRanks,
+    reader: ShardReader,
+    *,
+    what: str,
+    targets: Callable[[], dict[str, torch.Tensor]],
+    fetch: Callable[[set[str]], None],
 ) -> None:
     """Read into the tensors that ``targets`` returns by key, from the files of all ranks.
 
@@ -233,67 +254,6 @@ def _read_tensors(
         planner.set_up_planner(targets(), reader.read_metadata(), ranks.is_first)
         return planner.create_local_plan()
 
-    plan = ranks.reduce_scatter(what, plan_local, planner.create_global_plan)
-    ranks.run(what, lambda: reader.read_data(planner.finish_plan(plan), planner).wait())
-
-
-# -- guarantees
-
-
-def _differences(content: dict[str, Any], *, world_size: int, mesh: dict[str, Any]) -> tuple[str, ...]:
-    """Why a resume is not bit-exact: reasons from the save, and differences from the save that may change results."""
-    if content.get("holds") == ["weights"]:
-        return (f"contains only weights, imported from {content['imported_from']}: nothing else is restored",)
-    now = {"world_size": world_size, "torch": torch.__version__, "processor": processor()}
-    found = list(content.get("guarantee_reasons", ()))
-    if content["guarantee"] == "bit-exact" and "guarantee_reasons" not in content:
-        found.append("saved by an older version of hpcaccel, which did not check where the batches came from")
-    found += [f"{key}: {content[key]} at the save, {value} now" for key, value in now.items() if content[key] != value]
-    then = content.get("mesh")
-    if then and mesh and _mesh_text(then) != _mesh_text(mesh) and content["world_size"] == world_size:
-        found.append(f"mesh: {_mesh_text(then)} at the save, {_mesh_text(mesh)} now")
-    if missing := content.get("missing_rng"):
-        found.append(f"{ranks_text(missing)} did not take part in the save and saved no random state")
-    return tuple(found)
-
-
-def _mesh_text(mesh: dict[str, Any]) -> str:
-    sizes = {name: size for name, size in sorted(mesh.items()) if name != "strategy" and size != 1}
-    return " ".join([str(mesh.get("strategy", "")), *(f"{name} {size}" for name, size in sizes.items())])
-
-
-def rank_sources(content: Mapping[str, Any], *, world_size: int, mesh: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """For each rank of this training, the rank whose saved per-rank state (mainly random state) it loads, or None.
-
-    Usually, rank r loads the state of rank r. A rank that loads none seeds its generators from seed, data rank and
-    step, so that two resumes from a checkpoint are identical. Ranks that work on one batch (tensor and context
-    parallelism) must draw the same random numbers: if the sizes of these groups have changed since the save, all
-    ranks of a group load one rank's state.
-
-    Args:
-        content: the checkpoint's manifest.
-        mesh: layout of the ranks now (see ``TrainingState``).
-    """
-    saved, now = ([found.get(name, 1) for name in ("tensor", "context")] for found in (content.get("mesh") or {}, mesh))
-    missing = content.get("missing_rng", ())
-    found = (rank if saved == now else rank // prod(now) * prod(saved) for rank in range(world_size))
-    return tuple(rank if rank < content["world_size"] and rank not in missing else None for rank in found)
-
-
-def describe_sources(sources: Sequence[int | None], *, world_size: int) -> str:
-    """The source of each rank's random state, for the log; empty if each rank continues with its own.
-
-    Args:
-        sources: see ``rank_sources``.
-        world_size: the number of ranks that the checkpoint was saved with.
-    """
-    own = [rank for rank, source in enumerate(sources) if source == rank]
-    new = [rank for rank, source in enumerate(sources) if source is None]
-    left = sorted(set(range(world_size)) - set(sources))
-    parts = [f"{ranks_text(own)}: own"] if own else []
-    parts += [f"rank {rank}: from rank {source}" for rank, source in enumerate(sources) if source not in (None, rank)]
-    if new:
-        parts.append(f"{ranks_text(new)}: new (derived from seed, rank and step)")
-    if left and len(sources) < world_size:
-        parts.append(f"not used: those of {ranks_text(left)}")
-    return "; ".join(parts) if len(own) < max(len(sources), world_size) else ""
+    plan = planner.finish_plan(ranks.reduce_scatter(what, plan_local, planner.create_global_plan))
+    fetch({reader.index.pieces[item.storage_index].file for item in plan.items})
+    ranks.run(what, lambda: reader.read_data(plan, planner).wait())

@@ -66,6 +66,11 @@ class Index:
     def __contains__(self, key: str) -> bool:
         return key in self.metadata.state_dict_metadata
 
+    def files_of(self, key: str) -> set[str]:
+        """The files that contain a tensor; an empty set if the checkpoint has no such tensor."""
+        chunks = self.tensor(key).chunks if key in self else []
+        return {self.pieces[MetadataIndex(key, chunk.offsets)].file for chunk in chunks}
+
     def to_json(self) -> bytes:
         """The content of ``index.json``.
 

@@ -120,6 +120,12 @@ class CheckpointRanks:
             raise self._error(what, problems)
         return cast(R, part)
 
+    def exchange(self, tensor: Any, *, source: int, target: int) -> None:
+        """Send ``tensor`` from rank ``source`` to rank ``target``, in place. Other ranks do nothing."""
+        for rank, call, other in ((source, dist.send, target), (target, dist.recv, source)):
+            if self.rank == rank:
+                call(tensor, other if self._group is None else dist.get_global_rank(self._group, other), self._group)
+
     def _merged(self, work: Callable[[], T], merge: Callable[[list[T]], R]) -> tuple[R | None, dict[int, Problem]]:
         outcomes = self._gather(_attempt(work))
         if outcomes is None:

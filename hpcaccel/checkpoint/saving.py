@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ from hpcaccel.checkpoint.training_state import TrainingState
 from hpcaccel.checkpoint_files import SavePaths, manifest
 from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["Branch", "SaveOperation", "remove_unfinished"]
+__all__ = ["Branch", "Retention", "SaveOperation", "remove_unfinished"]
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,35 @@ class Branch:
         if step in self._own_steps or step in self._lone_steps:
             return False
         return step == now or (self._base_step is not None and step > self._base_step)
+
+
+class Retention:
+    """Deletes old checkpoints.
+
+    Args:
+        keep: see ``CheckpointEngine``; also ``keep_every``.
+    """
+
+    def __init__(self, directory: Path, *, keep: int | None, keep_every: int | None) -> None:
+        self._directory = directory
+        self.rules: dict[str, Any] | None = None if keep is None else {"keep": keep, "keep_every": keep_every}
+        """Arguments of ``commit.retire``; None keeps all checkpoints."""
+        self._deletion: threading.Thread | None = None
+
+    def apply(self, step: int) -> None:
+        """After the commit of ``step``, rename old checkpoints now, and delete them in a thread: deleting large files
+        can take a long time."""
+        if self.rules is None:
+            return
+        if doomed := commit.retire(self._directory, newest_step=step, **self.rules):
+            self._deletion = threading.Thread(target=commit.delete, args=(doomed,), name="checkpoint-deletion")
+            self._deletion.start()
+
+    def wait(self) -> None:
+        """Wait for the deletion in progress."""
+        if self._deletion is not None:
+            self._deletion.join()
+            self._deletion = None
 
 
 class SaveOperation:

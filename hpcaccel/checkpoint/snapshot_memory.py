@@ -33,16 +33,20 @@ class SnapshotMemory:
 
     Args:
         size: minimum size in bytes.
+        path: a file in shared memory, which is created and then outlives this process; None: the memory has no name.
 
     Raises:
         OSError: the memory cannot be allocated.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, path: Path | None = None) -> None:
         self.size = max(up_to_block(size), BLOCK_BYTES)
         self.descriptor = -1
-        if can_share():
-            self.descriptor = os.memfd_create("hpcaccel", os.MFD_CLOEXEC)
+        if path is not None or can_share():
+            if path is None:
+                self.descriptor = os.memfd_create("hpcaccel", os.MFD_CLOEXEC)
+            else:
+                self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(self.descriptor, 0, self.size)
                 self._map = mmap.mmap(self.descriptor, self.size)

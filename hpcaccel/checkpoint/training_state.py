@@ -65,7 +65,7 @@ class TrainingState:
         scaler: a gradient scaler, or None.
         objects: further objects with these two methods, by name: data cursors, counters, objects that the user
             registered. Their state is equal on all ranks; rank 0's state is written.
-        per_rank: this rank's own values, mainly random states; restored on the same rank. ``loading.rank_sources``
+        per_rank: this rank's own values, mainly random states; restored on the same rank. ``guarantees.rank_sources``
             describes what happens if the number of ranks changes.
         mesh: layout of the ranks, equal on all of them: ``strategy``, and the sizes of the dimensions ``replicate``,
             ``shard`` and ``tensor``; empty if unknown.

@@ -166,6 +166,8 @@ class LaunchSpec:
     after: list[dict[str, str]] = field(default_factory=list)
     """Runs that must end first: ``kind`` (afterok, …) and ``run``, a directory."""
     stage: LaunchStage | None = None
+    snapshots: bool = False
+    """Whether the ranks keep snapshots in the memory of their nodes."""
     watch: LaunchWatch | None = None
     resume_args: list[str] = field(default_factory=list)
     """Arguments that follow ``program`` if there is a checkpoint; ``{newest}`` and ``{step}`` stand for its path and

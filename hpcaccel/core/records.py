@@ -136,6 +136,9 @@ class AttemptEnd:
     resumed_step: int | None = None
     """The step that the attempt resumed from (0 at the start of the training); None if unknown. Earlier releases wrote
     0 if it was unknown."""
+    resumed_from: str | None = None
+    """What the attempt resumed from: the name of a checkpoint, or ``memory`` for a snapshot in the nodes' memory. None
+    at the start of the training, if unknown, and in lines of earlier releases."""
     last_step: int | None = None
     """The last step known to be complete."""
     first_logged: int | None = None

@@ -66,7 +66,7 @@ def _dispatch(arguments: list[str]) -> int:
     usage = (
         "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | setup-failed DIR CODE NAME | trial DESCRIPTOR | "
         "rank DIR | agent DIR | component DIR | preflight-rank DIR | preflight DIR | import-image DIR RUNTIME | "
-        "stage DIR PLACE | unstage PLACE | sample DIR ATTEMPT | notices DIR SINCE | "
+        "stage DIR PLACE | unstage PLACE | forget-snapshots DIR | sample DIR ATTEMPT | notices DIR SINCE | "
         "overdue-notices DIR STATE DETAIL"
     )
     print(f"usage: {usage}; arguments given: {' '.join(arguments)!r}", file=sys.stderr)
@@ -173,6 +173,11 @@ def _node_steps(arguments: list[str]) -> int | None:
             from hpcaccel.node.environment.staging import stage_here
 
             return stage_here(read_launch(RunDir(directory)), Path(place))
+        case ["forget-snapshots", directory]:
+            from hpcaccel.checkpoint_files import snapshot_folder
+
+            snapshot_folder.remove(Path(directory))
+            return 0
         case ["unstage", place]:
             from hpcaccel.node.environment.staging import unstage_here
 

@@ -189,6 +189,7 @@ def how_far(run: RunDir, attempt: int, *, ends: Sequence[AttemptEnd]) -> dict[st
         name, step = outcome.checkpoint, outcome.step  # the program's own checkpoint
     return {
         "resumed_step": steps.from_step,
+        "resumed_from": (read_json(run.progress(attempt)) or {}).get("resumed_from"),
         "last_step": steps.last_step,
         "first_logged": steps.first_logged,
         "checkpoint": name,

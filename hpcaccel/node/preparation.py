@@ -20,7 +20,7 @@ from hpcaccel.node.environment.staging import STAGE_DIR, each_node, problem_in, 
 from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.classify import Failure
 
-__all__ = ["BeforeRanks", "Provision", "clean_stage"]
+__all__ = ["BeforeRanks", "Provision", "clean_snapshots", "clean_stage"]
 
 
 class BeforeRanks:
@@ -68,7 +68,7 @@ class BeforeRanks:
 
 
 CLEAN_SECONDS = 60.0
-"""Time limit for removing staged data from the nodes."""
+"""Time limit for removing data from the nodes."""
 
 
 class Provision:
@@ -130,6 +130,14 @@ def _setup(detail: str, nodes: Sequence[str] = ()) -> Failure:
     return Failure(cause=cause("setup"), detail=detail[:1000], nodes=list(nodes))
 
 
+def clean_snapshots(run: RunDir, launch: LaunchSpec, *, avoid: Sequence[str] = ()) -> str:
+    """Remove the run's snapshots from the nodes' memory. Returns the problem as a sentence, or an empty string."""
+    if not launch.snapshots:
+        return ""
+    problem = _clean_nodes(each_node(run, launch, ["forget-snapshots", str(run.path)], avoid=avoid))
+    return problem and f"the snapshots in memory {problem}; the next job of this user on a node removes them"
+
+
 def clean_stage(run: RunDir, launch: LaunchSpec, *, avoid: Sequence[str] = ()) -> str:
     """Remove the staged data, unless the spec keeps it. Returns the problem as a sentence, or an empty string."""
     if launch.stage is None or launch.stage.keep:
@@ -138,11 +146,16 @@ def clean_stage(run: RunDir, launch: LaunchSpec, *, avoid: Sequence[str] = ()) -
         place = stage_directory(launch.stage, os.environ)
     except RankEnvironmentError:
         return ""  # without a directory nothing was staged
-    command = each_node(run, launch, ["unstage", str(place)], avoid=avoid)
+    problem = _clean_nodes(each_node(run, launch, ["unstage", str(place)], avoid=avoid))
+    return problem and f"{place} {problem}"
+
+
+def _clean_nodes(command: Sequence[str]) -> str:
+    """Run a command that removes data. Returns the problem as the end of a sentence, or an empty string."""
     try:
         code = subprocess.run(
             command, stdin=subprocess.DEVNULL, timeout=CLEAN_SECONDS, preexec_fn=default_signals, check=False
         ).returncode
     except subprocess.TimeoutExpired:
-        return f"{place} could not be removed within {CLEAN_SECONDS:g} s and may remain on the nodes"
-    return f"{place} could not be removed from all nodes" if code else ""
+        return f"could not be removed within {CLEAN_SECONDS:g} s and may remain on the nodes"
+    return "could not be removed from all nodes" if code else ""

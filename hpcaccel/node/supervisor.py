@@ -40,7 +40,7 @@ from hpcaccel.node.job import Job, exit_code_of, unmet_dependency
 from hpcaccel.node.launchers import run_on_each_node
 from hpcaccel.node.launchers.srun_ranks import end_lost_step
 from hpcaccel.node.ledger import Ledger
-from hpcaccel.node.preparation import clean_stage
+from hpcaccel.node.preparation import clean_snapshots, clean_stage
 
 __all__ = ["Supervisor", "record_killed", "record_setup_failure", "supervise"]
 
@@ -157,7 +157,7 @@ class Supervisor:
                 self.job.restarts += 1
                 continue
             self.job.end_warm_step()
-            self._clean()
+            self._clean(verdict)
             if verdict.decision == "requeue":
                 return self._requeue(verdict)
             return exit_code_of(verdict)
@@ -275,12 +275,16 @@ class Supervisor:
 
     # -- after the last attempt -----------------------------------------------------------------------------------
 
-    def _clean(self) -> None:
-        """Remove staged data."""
+    def _clean(self, verdict: Verdict) -> None:
+        """Remove staged data; after a failure also the snapshots in memory, which otherwise the ranks remove."""
         if self.job.scheduler.over_since is not None:
             return  # Slurm starts no further steps in this job
-        if problem := clean_stage(self.job.run, self.job.launch, avoid=self.job.placement.others):
-            log.warning("%s", problem)
+        steps = (
+            [clean_stage, clean_snapshots] if (verdict.reason, verdict.decision) == ("failed", "end") else [clean_stage]
+        )
+        for clean in steps:
+            if problem := clean(self.job.run, self.job.launch, avoid=self.job.placement.others):
+                log.warning("%s", problem)
 
     def _requeue(self, verdict: Verdict) -> int:
         allocation, placement = self.job.allocation, self.job.placement

@@ -81,6 +81,9 @@ class Settings:
     background: bool = True
     """Whether periodic checkpoints are written while the training continues."""
     when_busy: str = "wait"
+    snapshot_every_steps: int | str | None = None
+    """Steps between snapshots in the memory of the nodes, or ``auto``; None: none are taken."""
+    snapshot_replicas: int = 0
     keep: int | None = 2
     keep_every_steps: int | None = None
     resume: str = "auto"

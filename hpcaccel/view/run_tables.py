@@ -171,7 +171,7 @@ def _print_attempts(run: Overview, console: Console) -> None:
             str(attempt.number),
             clock_time(attempt.start.time) if attempt.start is not None else "-",
             duration(attempt.end.seconds) if attempt.end is not None else "-",
-            "-" if attempt.resumed_step is None else str(attempt.resumed_step),
+            attempt.origin or "-",
             describe_end(attempt.end) if attempt.end is not None else "-",
         )
         for attempt in run.history

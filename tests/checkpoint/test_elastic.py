@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from hpcaccel.checkpoint.loading import describe_sources, rank_sources
+from hpcaccel.checkpoint.guarantees import describe_sources, rank_sources
 from tests.checkpoint.world import run_ranks
 
 SAMPLES, TOGETHER = 100, 12

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpcaccel.checkpoint.background import Progress
     from hpcaccel.checkpoint.training_state import Stateful
     from hpcaccel.core.rank_records import Save
+    from hpcaccel.runtime.checkpointing.snapshot_manager import SnapshotManager
 
 __all__ = ["CheckpointManager"]
 
@@ -108,6 +109,11 @@ class CheckpointManager:
             fill=run_hooks if self._prepared.save_hooks else None,
             background=background,
         )
+
+    def commit_snapshot(self, snapshots: SnapshotManager, reason: str, *, deadline: float | None) -> int | None:
+        """Commit the newest snapshot in memory as one of the run's checkpoints; see
+        ``CheckpointEngine.commit_snapshot``."""
+        return snapshots.commit(self._engine_of(None), reason, deadline=deadline)
 
     def progress(self) -> Progress:
         """Progress of the background save on this rank."""

@@ -202,6 +202,17 @@ class AttemptClock:
             if self._run is not None:
                 self._stand_still(time.monotonic() - start)
 
+    def stalled(self, seconds: float) -> None:
+        """Record that a snapshot in memory has blocked training. Writes nothing, because snapshots may be frequent."""
+        if self._run is not None:
+            self._stalled += seconds
+            self._times = replace(self._times, stall_seconds=self._times.stall_seconds + seconds)
+
+    @property
+    def median_step_seconds(self) -> float | None:
+        """Median time of this attempt's steps, on rank 0; None if unknown."""
+        return self._steps.median
+
     def _stand_still(self, seconds: float, **facts: float) -> None:
         self._stalled += seconds
         self._note(stall_seconds=self._times.stall_seconds + seconds, **facts)

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.collectives.call_site import call_site
@@ -97,7 +98,7 @@ class Loop:
         self._clock.prepared()
         newest = self.context.checkpoints.find()
         self._end.stop_before_start(newest)
-        return self._resumption.start_at_zero() if newest is None else self.load(newest)
+        return self.load(newest, or_newer=True)
 
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs, up to ``count - 1``, starting with the interrupted epoch."""
@@ -226,13 +227,13 @@ class Loop:
 
     # -- loading, ending ----------------------------------------------------------------------------------------------
 
-    def load(self, path: Path, *, given: Path | None = None, fall_back: bool = True) -> ResumedCounters:
-        """Restore the checkpoint ``path`` into all prepared objects; see ``CheckpointManager.load``."""
+    def load(self, path: Path | None, *, or_newer: bool = False, **options: Any) -> ResumedCounters:
+        """Restore ``path`` into all prepared objects; see ``Resumption.newest`` (if ``or_newer``) and ``.load``."""
         self._clock.prepared()
         with self._status.during("loading"):
-            resumed = self._resumption.load(path, given=given, fall_back=fall_back)
+            resumed = self._resumption.newest(path) if or_newer else self._resumption.load(path, **options)
         self.boundary.begin_at(resumed.step)
-        self.saves.begin_at(resumed.step)
+        self.saves.begin_at(self._resumption.committed_step, state_step=resumed.step)
         return resumed
 
     def end(self) -> None:

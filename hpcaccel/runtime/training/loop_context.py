@@ -24,6 +24,7 @@ from hpcaccel.runtime.training.metrics_writer import MetricsWriter
 if TYPE_CHECKING:
     from hpcaccel.runtime.checkpointing.checkpoint_manager import CheckpointManager
     from hpcaccel.runtime.checkpointing.prepared_objects import PreparedObjects
+    from hpcaccel.runtime.checkpointing.snapshot_manager import SnapshotManager
     from hpcaccel.runtime.health.stragglers import OwnTime
 
 __all__ = ["Counters", "LoopActivity", "LoopContext"]
@@ -74,6 +75,7 @@ class LoopContext:
     counters: Counters
     exactness: Exactness
     checkpoints: CheckpointManager
+    snapshots: SnapshotManager
     own_time: OwnTime | None
     """Measures this rank's own time per step; None for a single process."""
     status: RankStatus = field(default_factory=RankStatus)
@@ -93,6 +95,7 @@ class LoopContext:
     ) -> LoopContext:
         """Create the context of a session's loop."""
         from hpcaccel.runtime.checkpointing.checkpoint_manager import CheckpointManager
+        from hpcaccel.runtime.checkpointing.snapshot_manager import SnapshotManager
         from hpcaccel.runtime.health.stragglers import OwnTime
 
         metrics = MetricsWriter(place.metrics if group.is_main else None, attempt=place.attempt)
@@ -110,6 +113,7 @@ class LoopContext:
             counters=Counters(metrics),
             exactness=Exactness(settings=settings, prepared=prepared, in_use=in_use, device=group.device),
             checkpoints=CheckpointManager(place, group, settings, prepared),
+            snapshots=SnapshotManager(place, group, settings, prepared),
             own_time=own_time,
         )
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpcaccel.errors import RuntimeMisuse
+from hpcaccel import checkpoint_files
+from hpcaccel.errors import CheckpointError, RuntimeMisuse
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.training.exactness import changes_of
 from hpcaccel.runtime.training.loop_context import LoopContext
+
+if TYPE_CHECKING:
+    from hpcaccel.checkpoint import LoadedCheckpoint
 
 __all__ = ["ResumedCounters", "Resumption"]
 
@@ -39,13 +43,47 @@ class Resumption:
         """Whether a loader was in the middle of its data at the save. If so, it restores the generators on resume."""
         self.was_saved_by_script = False
         """Whether the checkpoint was made by ``save_state()``, not by the loop."""
+        self.committed_step = 0
+        """Step of the newest checkpoint when the training was resumed."""
         self._context = context
+        self._from_memory = False
         self._random_state: Any = None
 
-    def load(self, path: Path, *, given: Path | None, fall_back: bool) -> ResumedCounters:
+    def load(self, path: Path, *, given: Path | None = None, fall_back: bool = True) -> ResumedCounters:
         """Restore the checkpoint ``path`` into all prepared objects. Arguments: see ``CheckpointManager.load``."""
+        context = self._context
+        loaded = context.checkpoints.load(path, context.counters, given=given, fall_back=fall_back)
+        self.committed_step = loaded.step
+        return self._continue_from(loaded, str(loaded.path))
+
+    def newest(self, path: Path | None) -> ResumedCounters:
+        """Restore the newest state of the run: a snapshot in memory, else the checkpoint ``path``, else start at step
+        0.
+
+        Raises:
+            CheckpointError: on all ranks, if a snapshot is damaged and there is no checkpoint: the objects are partly
+                restored. The next attempt starts at step 0.
+        """
+        snapshots = self._context.snapshots
+        is_main = self._context.group.is_main
+        committed = checkpoint_files.read_manifest(path) if path is not None and is_main else None
+        while (found := snapshots.find(committed)) is not None:
+            loaded = snapshots.load(found, self._context.counters)
+            if loaded is not None:
+                snapshots.keep_only(found)
+                self.committed_step = self._context.group.from_main(int((committed or {"step": 0})["step"]))
+                self._from_memory = True
+                moved = f", {found.moved} of its parts from other nodes" if found.moved else ""
+                return self._continue_from(loaded, f"memory{moved}")
+            if path is None:
+                raise CheckpointError("a snapshot in memory is damaged, and there is no checkpoint: restart the ranks")
+        resumed = self.start_at_zero() if path is None else self.load(path)
+        snapshots.keep_only(None)
+        return resumed
+
+    def _continue_from(self, loaded: LoadedCheckpoint, where: str) -> ResumedCounters:
+        """Restore the random state of a loaded checkpoint, and log it."""
         context, counters = self._context, self._context.counters
-        loaded = context.checkpoints.load(path, counters, given=given, fall_back=fall_back)
         if context.settings.deterministic and context.group.device.type == "cpu":
             torch.set_num_threads(counters.threads)
         self._random_state = context.checkpoints.random_state(loaded)
@@ -57,7 +95,7 @@ class Resumption:
         if guarantee == "bit-exact" and (changes := changes_of(context.prepared.loaders)):
             reasons, guarantee = changes, "state-exact"
         why = f" ({'; '.join(reasons)})" if reasons else ""
-        logger.info("resumed at step %d from %s, %s%s", counters.step, loaded.path, guarantee, why)
+        logger.info("resumed at step %d from %s, %s%s", counters.step, where, guarantee, why)
         context.clock.loaded(counters.step)
         if loaded.random_states:
             logger.info("random states: %s", loaded.random_states)
@@ -82,7 +120,7 @@ class Resumption:
         """On rank 0, write to ``progress.json`` where this attempt resumes, and the total number of steps if known."""
         self._context.clock.begin(
             resumed_step=resumed.step,
-            resumed_from=resumed.path.name if resumed.path else None,
+            resumed_from="memory" if self._from_memory else resumed.path.name if resumed.path else None,
             total_steps=total_steps,
         )
 

@@ -16,6 +16,7 @@ from hpcaccel.runtime.distributed.collectives.call_site import script_frame
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
 from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.loop_context import LoopContext
+from hpcaccel.runtime.training.snapshot_schedule import SnapshotSchedule
 from hpcaccel.runtime.training.stop_agreement import BUSY, DONE, FAILED
 
 __all__ = ["SaveSchedule"]
@@ -48,6 +49,8 @@ class SaveSchedule:
         self._context = context
         self._is_main = context.group.is_main
         self._stop = stop
+        self.snapshots = SnapshotSchedule(context, doubts=lambda: self._doubts(()))
+        """The snapshots in memory, which are taken in addition to saves."""
         self._due_step = self._due_time = math.inf
         self.begin_at(0)
 
@@ -78,6 +81,7 @@ class SaveSchedule:
         """Save by schedule from now on."""
         self.is_managed = True
         self._schedule()
+        self.snapshots.manage()
 
     def warn_if_no_directory(self) -> None:
         """On rank 0, warn if the script expects saves and there is no directory for them."""
@@ -93,11 +97,17 @@ class SaveSchedule:
             stacklevel=level,
         )
 
-    def begin_at(self, step: int) -> None:
-        """Schedule the next save. The checkpoint of ``step`` has just been loaded or saved."""
+    def begin_at(self, step: int, *, state_step: int | None = None) -> None:
+        """Schedule the next save. The checkpoint of ``step`` has just been loaded or saved.
+
+        Args:
+            state_step: the step of the state that was loaded, if a load is the reason for this call.
+        """
         self.step = step
         self._saved_at = time.monotonic()
         self._schedule()
+        if state_step is not None:
+            self.snapshots.begin_at(state_step)
 
     def _schedule(self) -> None:
         """Compute when the next save is due, so that ``is_due`` is cheap."""
@@ -196,6 +206,16 @@ class SaveSchedule:
         self.wait()
         if self.has_place and self._group.max_of(self._counters.step) > self.step:
             self.now(reason)
+
+    def commit_snapshot(self, reason: str, *, deadline: float | None) -> None:
+        """If no save is in progress, and a snapshot in memory is newer than the last checkpoint, write it to the disk
+        until ``deadline`` (seconds since the epoch; None if unknown)."""
+        if not self.has_place or self.in_flight:
+            return
+        with self._context.status.during("saving"):
+            step = self.checkpoints.commit_snapshot(self._context.snapshots, reason, deadline=deadline)
+        if step is not None:
+            self.begin_at(step)
 
     def saved_description(self) -> str:
         """Text for the log of a stop: which steps are saved, and which are lost."""

@@ -44,6 +44,8 @@ class StopDecision(NamedTuple):
     """Whether only some of the ranks have read a loader to its end."""
     saving: int = 0
     """Progress of the background save: the largest of all ranks' values."""
+    snapshot: bool = False
+    """Whether any rank's snapshot in memory is due."""
 
 
 class StopAgreement:
@@ -78,7 +80,15 @@ class StopAgreement:
         return self._control is not None and (self._issued + 1) % GATHER_EVERY == 0
 
     def issue(
-        self, *, stop: bool, save: bool, active: bool = True, passes: int = 0, own: int | None = None, saving: int = 0
+        self,
+        *,
+        stop: bool,
+        save: bool,
+        active: bool = True,
+        passes: int = 0,
+        own: int | None = None,
+        saving: int = 0,
+        snapshot: bool = False,
     ) -> None:
         """Start the reduction of this rank's values. Every rank must issue as many agreements as it reads.
 
@@ -86,15 +96,17 @@ class StopAgreement:
             passes: number of loaders that this rank has read to the end without training on them.
             own: this rank's own time per step in microseconds; given only if ``gathers`` is True.
             saving: progress of this rank's background save: ``DONE``, ``BUSY`` or ``FAILED``.
+            snapshot: whether a snapshot in memory is due.
         """
         if self._control is None:
-            self.is_quiet = active and not (stop or save or saving)
-            self._own = StopDecision(stop, save, active, saving=saving)
+            self.is_quiet = active and not (stop or save or saving or snapshot)
+            self._own = StopDecision(stop, save, active, saving=saving, snapshot=snapshot)
             return
         self._issued += 1
         bits = (
             (_STOP if stop else 0)
             | (_SAVE if save else 0)
+            | (_SNAPSHOT if snapshot else 0)
             | (_SAVE_BUSY if saving == BUSY else _SAVE_FAILED if saving == FAILED else 0)
             | (_ACTIVE | 1 << (_PASS_BIT + passes % _PASSES) if active else _INACTIVE)
         )
@@ -129,13 +141,14 @@ class StopAgreement:
 
 def _decision(bits: int) -> StopDecision:
     """The decision that the bitwise OR of all ranks' flags encodes."""
-    passes = bits >> _PASS_BIT
+    passes = bits >> _PASS_BIT & (1 << _PASSES) - 1
     return StopDecision(
         stop=bool(bits & _STOP),
         save=bool(bits & _SAVE),
         active=bool(bits & _ACTIVE),
         # Not compared once a rank has left its loop: it has not reached the same loaders.
         uneven=not bits & _INACTIVE and passes & passes - 1 != 0,
+        snapshot=bool(bits & _SNAPSHOT),
         saving=FAILED if bits & _SAVE_FAILED else BUSY if bits & _SAVE_BUSY else DONE,
     )
 
@@ -159,6 +172,7 @@ GATHER_EVERY = 50
 """Number of agreements between two exchanges of own times."""
 _STOP, _SAVE, _SAVE_BUSY, _SAVE_FAILED, _ACTIVE, _INACTIVE = (1 << bit for bit in range(6))
 _PASS_BIT, _PASSES = 6, 32
+_SNAPSHOT = 1 << _PASS_BIT + _PASSES
 """An active rank sets the bit ``_PASS_BIT + passes % _PASSES``: ranks with different passes set different bits."""
 _CHANNEL = "ticks"
 _WAITS_IN = "a step of the training loop"
@@ -175,6 +189,7 @@ class AgreedActions:
         self._checkpoints = context.checkpoints
         self._group = context.group
         self._saves = saves
+        self._snapshots = saves.snapshots
         self._end = end
         self._stop = stop
         self._agreement = stop.agreement
@@ -194,14 +209,17 @@ class AgreedActions:
         self._stop.step_is_over(step)
         agreement, own_time = self._agreement, self._own_time
         if agreement.is_quiet and not (
-            self._flag.raised or self._checkpoints.in_flight or self._saves.is_due(step + 1)
+            self._flag.raised
+            or self._checkpoints.in_flight
+            or self._saves.is_due(step + 1)
+            or step + 1 >= self._snapshots.due_step
         ):
             return
         decision = agreement.read()
         if decision is not None:
             if decision.uneven:
                 self._in_use.warn_of_uneven_passes(self._group)
-            if decision.stop or decision.save or self._checkpoints.in_flight:
+            if decision.stop or decision.save or decision.snapshot or self._checkpoints.in_flight:
                 self._act(decision)
         if own_time is not None and agreement.times:
             own_time.record_all(step, agreement.times)
@@ -240,6 +258,7 @@ class AgreedActions:
             passes=self._in_use.passes,
             own=own_time.take() if own_time is not None and self._agreement.gathers else None,
             saving=self._saves.background_progress,
+            snapshot=active and self._counters.step + 1 >= self._snapshots.due_step,
         )
 
     def _act(self, decision: StopDecision) -> None:
@@ -247,5 +266,7 @@ class AgreedActions:
             self._saves.finish_background(failed=decision.saving == FAILED)
         if decision.stop:
             self._end.stop()
+        if decision.snapshot:
+            self._snapshots.take()
         if decision.save:
             self._saves.due()

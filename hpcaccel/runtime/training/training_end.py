@@ -6,6 +6,7 @@
 | a stop for good (``finish``) | the result, unless the trial was pruned | ``completed`` | runs the script to its end |
 | the script ends, or calls ``end_training()`` | steps not saved yet | ``completed`` | exits, or continues the script |
 
+A stop that leaves too little time for a save commits the newest snapshot in memory, if there is one.
 If the script does not use the loop's methods (``SaveSchedule.is_managed``), nothing is saved when it ends.
 """
 
@@ -87,8 +88,10 @@ class TrainingEnd:
             return
         if self._stop.in_time:
             self._saves.if_newer(request.reason)
+        else:
+            self._saves.commit_snapshot(request.reason, deadline=request.deadline)
         self._saves.wait()
-        self._leave(request.reason)
+        self._leave(request)
 
     def stop_before_start(self, newest: Path | None) -> None:
         """If any rank has received a stop before the first step, carry it out. Nothing is loaded or saved.
@@ -109,7 +112,7 @@ class TrainingEnd:
         self._context.counters.step = self._saves.step = next(
             (item.step for item in committed if item.path == newest), 0
         )
-        self._leave(request.reason)
+        self._leave(request)
 
     def keep_result(self, reason: str) -> None:
         """Save the result, unless the trial was pruned."""
@@ -141,6 +144,7 @@ class TrainingEnd:
             and not is_continued
         ):
             _COMPLETED_AT.add(checkpoints.directory)
+            context.snapshots.remove()
         self._stop.complete(self._outcome("completed", resume=False))
 
     def abandon(self) -> None:
@@ -155,15 +159,17 @@ class TrainingEnd:
         self._context.flag.clear()
         self._on_finish()
 
-    def _leave(self, reason: Reason) -> NoReturn:
+    def _leave(self, request: StopRequest) -> NoReturn:
         """Write the outcome and exit.
 
         Raises:
             SystemExit: always.
         """
         self._end = "to be continued"
-        context = self._context
+        context, reason = self._context, request.reason
         context.status.phase = "leaving"
+        if request.then == "cancel" or (request.then == "pause" and self._saves.step >= context.counters.step):
+            context.snapshots.remove()
         logger.info("stopping at step %d (%s): %s", context.counters.step, reason, self._saves.saved_description())
         context.metrics.flush()
         context.clock.end()

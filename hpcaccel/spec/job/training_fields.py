@@ -179,6 +179,13 @@ class CheckpointSection(Section):
         description="What to do when a checkpoint is due while the previous one is still being written. wait: wait for "
         "the previous one. skip: do not write the new one.",
     )
+    snapshot_every_steps: Count | Literal["auto"] | None = Field(
+        default=None,
+        description="Number of optimizer steps between snapshots in the memory of the nodes (/dev/shm, two per rank, "
+        "each as large as what the rank saves). If ranks crash and are restarted on the same nodes, they resume from "
+        "the newest one, without reading a disk. auto: as often as costs less than 1 % of the time; null: no "
+        "snapshots. A node without enough memory goes on without them. Request the memory with slurm.mem.",
+    )
     keep: Count | None = Field(default=2, description="How many of the newest checkpoints to keep; null: all.")
     keep_every_steps: Count | None = Field(
         default=None,

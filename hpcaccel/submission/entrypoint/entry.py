@@ -169,6 +169,7 @@ def launch_spec(
         components=[_component(spec.of_component(name), name, own, plan, code) for name, own in (beside or {}).items()],
         after=[dict(one) for one in after],
         stage=None if spec.stage is None else LaunchStage(**spec.stage.model_dump(mode="json")),
+        snapshots=spec.checkpoint.snapshot_every_steps is not None,
         watch=spec.launch_watch(str(workdir)),
         resume_args=spec.resume_arguments(),
     )

@@ -118,6 +118,18 @@ class Attempt:
         """The step that the attempt resumed from (0 at the start of the training); None if unknown."""
         return self.steps.from_step
 
+    @property
+    def resumed_from_memory(self) -> bool:
+        """Whether the attempt resumed from a snapshot in the memory of its nodes, not from a checkpoint."""
+        return self.progress is not None and self.progress.resumed_from == "memory"
+
+    @property
+    def origin(self) -> str:
+        """The resumed step, and whether its state came from memory, for display; empty if unknown."""
+        if self.resumed_step is None:
+            return ""
+        return f"{self.resumed_step} (memory)" if self.resumed_from_memory else str(self.resumed_step)
+
 
 def read_attempts(run: RunDir, logged: Mapping[int, LoggedSteps] | None = None) -> list[Attempt]:
     """All attempts in the ledger, oldest first.

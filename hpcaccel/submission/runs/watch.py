@@ -159,7 +159,8 @@ def news(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
         if old is None:
             yield f"attempt {attempt.number} started{_where(attempt)}"
         if attempt.resumed_step and (old is None or old.resumed_step is None):
-            yield f"attempt {attempt.number} resumed from step {attempt.resumed_step}"
+            where = " in memory" if attempt.resumed_from_memory else ""
+            yield f"attempt {attempt.number} resumed from step {attempt.resumed_step}{where}"
         if attempt.end is not None and (old is None or old.end is None):
             yield f"attempt {attempt.number} {describe_end(attempt.end)}"
 

@@ -260,7 +260,7 @@ def _attempts(one: Overview) -> PageSection | None:
                 str(past.number),
                 "" if start is None else clock_time(start.time),
                 "" if end is None else duration(end.seconds),
-                "" if past.resumed_step is None else str(past.resumed_step),
+                past.origin,
                 "" if end is None or end.last_step is None else str(end.last_step),
                 "" if start is None else ", ".join(start.nodes),
                 "running" if end is None else describe_end(end),

@@ -1,0 +1,188 @@
+"""The parts of a snapshot in shared memory: one file and one record for each rank. Does not import torch.
+
+``<folder>/step_00000120.2.7/`` is snapshot number 7 of attempt 2, taken after step 120. ``rank_00003.bin`` has the same
+content as in a checkpoint of this step. ``rank_00003.json`` is written when the file is complete: size and CRCs of the
+file, and on rank 0 also the index and the manifest's facts. The record contains its own CRC. So a part counts if, and
+only if, its record is intact and its file has the recorded size; the CRCs of its bytes are verified as they are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint import commit
+from hpcaccel.checkpoint.commit import WrittenFile
+from hpcaccel.checkpoint.shard_files import rank_file
+from hpcaccel.checkpoint_files import manifest
+from hpcaccel.core.durable_files import atomic_write
+from hpcaccel.errors import Damaged
+
+__all__ = [
+    "Holding",
+    "SnapshotKey",
+    "SnapshotRecord",
+    "complete",
+    "holdings",
+    "manifest_of",
+    "publish",
+    "read_record",
+    "remove_except",
+    "withdraw",
+]
+
+_NAME = re.compile(r"step_(\d{8,})\.(\d+)\.(\d+)")
+_RECORD = re.compile(r"rank_(\d{5,})\.json")
+
+
+class SnapshotKey(NamedTuple):
+    """Identifies a snapshot of a run. The larger of two keys is the newer snapshot."""
+
+    attempt: int
+    number: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        return f"{checkpoint_files.checkpoint_name(self.step)}.{self.attempt}.{self.number}"
+
+    @classmethod
+    def of(cls, name: str) -> SnapshotKey | None:
+        """The key of the folder ``name``; None for any other name."""
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(int(match[2]), int(match[3]), int(match[1]))
+
+
+@dataclass(frozen=True)
+class SnapshotRecord:
+    """The record of a part.
+
+    Args:
+        head: ``facts`` (see ``commit.write_manifest``) and ``index`` (with zeros as CRCs); None except on rank 0.
+    """
+
+    rank: int
+    world_size: int
+    written: WrittenFile
+    head: dict[str, Any] | None = None
+
+    def to_bytes(self) -> bytes:
+        return manifest.seal(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, text: bytes, where: Path) -> SnapshotRecord:
+        """Raises: Damaged: the record differs from the written one."""
+        try:
+            value = json.loads(text)
+            if manifest.seal(value) == text:
+                del value["crc32"]
+                return cls(**{**value, "written": WrittenFile(**value["written"])})
+        except (ValueError, TypeError, KeyError):
+            pass
+        raise Damaged(f"{where} is damaged: its CRC does not match its content")
+
+
+class Holding(NamedTuple):
+    """A part that a node holds: the snapshot, the rank, the number of ranks, and the size of the file in bytes."""
+
+    key: SnapshotKey
+    rank: int
+    world_size: int
+    bytes: int
+
+
+def publish(folder: Path, key: SnapshotKey, record: SnapshotRecord, file: Path) -> None:
+    """Make ``file`` a part of a snapshot: move it to its place, then write the record."""
+    place = folder / key.name
+    place.mkdir(mode=0o700, exist_ok=True)
+    os.rename(file, place / rank_file(record.rank))
+    atomic_write(_record_path(place, record.rank), record.to_bytes(), sync=False)
+
+
+def withdraw(folder: Path, key: SnapshotKey, rank: int, to: Path) -> None:
+    """Undo ``publish``: remove the record, then move the file to ``to``, where it may be overwritten."""
+    place = folder / key.name
+    _record_path(place, rank).unlink(missing_ok=True)
+    os.rename(place / rank_file(rank), to)
+    with contextlib.suppress(OSError):  # it still has the parts of other ranks
+        place.rmdir()
+
+
+def read_record(folder: Path, key: SnapshotKey, rank: int) -> SnapshotRecord:
+    """The record of a part.
+
+    Raises:
+        Damaged: the record is missing or damaged.
+    """
+    path = _record_path(folder / key.name, rank)
+    return SnapshotRecord.from_bytes(manifest.read_file(path), path)
+
+
+def holdings(folder: Path) -> list[Holding]:
+    """The parts in a node's folder that have an intact record and a file of the recorded size."""
+    found = []
+    for place in sorted(folder.iterdir()):
+        key = SnapshotKey.of(place.name)
+        if key is None:
+            continue
+        for path in sorted(place.iterdir()):
+            match = _RECORD.fullmatch(path.name)
+            if match is None:
+                continue
+            try:
+                record = read_record(folder, key, int(match[1]))
+                size = (place / rank_file(record.rank)).stat().st_size
+            except (Damaged, FileNotFoundError):
+                continue
+            if record.rank == int(match[1]) and size >= record.written.bytes:
+                found.append(Holding(key, record.rank, record.world_size, record.written.bytes))
+    return found
+
+
+def complete(found: Iterable[Holding], *, world_size: int) -> SnapshotKey | None:
+    """The newest snapshot of ``world_size`` ranks of which every part is held; None if there is none."""
+    ranks: defaultdict[SnapshotKey, set[int]] = defaultdict(set)
+    for holding in found:
+        if holding.world_size == world_size:
+            ranks[holding.key].add(holding.rank)
+    return max((key for key, those in ranks.items() if those == set(range(world_size))), default=None)
+
+
+def manifest_of(records: list[SnapshotRecord]) -> tuple[dict[str, Any], bytes]:
+    """The manifest and the index of a snapshot, as those of a checkpoint.
+
+    Args:
+        records: those of all ranks.
+
+    Raises:
+        Damaged: rank 0's record has no index.
+    """
+    head = next((record.head for record in records if record.head is not None), None)
+    if head is None:
+        raise Damaged("rank 0's record has no index")
+    index = commit.complete_index(head["index"].encode(), [record.written for record in records])
+    return dict(head["facts"]), index
+
+
+def remove_except(folder: Path, wanted: Callable[[Path], bool]) -> None:
+    """Delete everything in a node's folder for which ``wanted`` is false."""
+    for path in folder.iterdir():
+        if wanted(path):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _record_path(place: Path, rank: int) -> Path:
+    return (place / rank_file(rank)).with_suffix(".json")
