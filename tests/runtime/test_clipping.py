@@ -25,6 +25,32 @@ def test_clipping_over_all_ranks_is_correct_for_every_gradient_layout(size: int)
     assert ended.result() == {"done": True}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("order", [2.0, 1, float("inf")])
+@pytest.mark.parametrize("largest", [0.5, 1e9])
+def test_plain_gradients_are_clipped_to_the_bit_as_by_torch(dtype: torch.dtype, order: float, largest: float) -> None:
+    def parameters() -> list[nn.Parameter]:
+        numbers = torch.Generator().manual_seed(7)
+        made = [nn.Parameter(torch.zeros(size, 3, dtype=dtype)) for size in (1, 5, 300)]
+        for one in made[:2] if order == 1 else made:
+            one.grad = torch.randn(one.shape, generator=numbers).to(dtype)
+        return made
+
+    ours, theirs = parameters(), parameters()
+    norm = clip_norm(session_of(), ours, max_norm=largest, norm_type=order)
+    assert torch.equal(norm, nn.utils.clip_grad_norm_(theirs, largest, order))
+    pairs = [(one.grad, two.grad) for one, two in zip(ours, theirs, strict=True)]
+    assert all((one is None and two is None) or torch.equal(one, two) for one, two in pairs)
+
+
+def test_gradients_of_several_types_are_clipped_together() -> None:
+    weights = [nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    for weight in weights:
+        weight.grad = torch.full_like(weight, 3.0)
+    assert clip_norm(session_of(), weights, max_norm=3.0, norm_type=2).item() == pytest.approx(6.0)
+    assert [weight.grad.tolist() for weight in weights] == [pytest.approx([1.5, 1.5])] * 2
+
+
 @pytest.fixture
 def weights() -> list[nn.Parameter]:
     return [nn.Parameter(torch.zeros(2)) for _ in range(2)]

@@ -85,6 +85,31 @@ def test_wrapped_forward_can_be_inspected_copied_pickled_and_removed() -> None:
     assert torch.equal(model(x), model.linear(x))
 
 
+def test_wrapped_forward_may_call_itself_and_fail_and_follows_the_cache_setting() -> None:
+    class Twice(Net):
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+            seen.append((torch.is_autocast_enabled("cpu"), torch.is_autocast_cache_enabled()))
+            if scale < 0:
+                raise ValueError(scale)
+            return super().forward(x if scale == 2.0 else self(x, 2.0))
+
+    seen: list[tuple[bool, bool]] = []
+    model, x = Twice(), torch.ones(1, 2)
+    wrap_forward(model, CPU, "bf16")
+    first = model(x)
+    with pytest.raises(ValueError, match="-1"):
+        model(x, -1.0)
+    assert torch.equal(model(x), first)
+    assert not torch.is_autocast_enabled("cpu")
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(not before)
+    try:
+        assert torch.equal(model(x), first)
+    finally:
+        torch.set_autocast_cache_enabled(before)
+    assert seen == [(True, before)] * 5 + [(True, not before)] * 2
+
+
 def test_forward_wrappers_are_removed_one_by_one() -> None:
     model = Net()
     recompute([model])

@@ -33,13 +33,16 @@ def clip_norm(setup: Setup, parameters: Parameters, *, max_norm: float, norm_typ
         gradients accumulated so far, which the ranks may not have reduced yet.
     """
     parameters = _listed(parameters)
-    if all(parameter.grad is None for parameter in parameters):
+    gradients = _gradients(parameters)
+    if not gradients:
         refuse_clipping(setup.session.optimizers, parameters, "clip_grad_norm_")
     if not setup.accumulation.is_boundary:
-        norm = _total_norm(_gradients(parameters), norm_type)
+        norm = _total_norm(gradients, norm_type)
         return norm if setup.scaling is None else setup.scaling.norm_of_scaled(norm)
     _reduce_and_unscale(setup, parameters)
     if _PLAIN.issuperset(map(type, parameters)):
+        if _are_alike(gradients):
+            return _clip_alike(gradients, float(max_norm), float(norm_type))
         return clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
     gradients = _gradients(parameters)
     norm = _total_norm(gradients, norm_type)
@@ -127,6 +130,26 @@ class _Holder:
 def _local(gradient: torch.Tensor) -> torch.Tensor:
     part: torch.Tensor = gradient.to_local() if is_dtensor(gradient) else gradient  # type: ignore[attr-defined]
     return part
+
+
+# -- norm of plain tensors of one kind, without the two searches for kinds in torch's own function -------------------
+
+
+def _are_alike(gradients: Sequence[torch.Tensor]) -> bool:
+    """Whether the gradients are plain tensors of one type on one CPU or GPU."""
+    return (
+        set(map(type, gradients)) == {torch.Tensor}
+        and len({(gradient.device, gradient.dtype) for gradient in gradients}) == 1
+        and gradients[0].device.type in ("cpu", "cuda")
+    )
+
+
+def _clip_alike(gradients: Sequence[torch.Tensor], max_norm: float, order: float) -> torch.Tensor:
+    """Clip as ``torch.nn.utils.clip_grad_norm_`` does, by the same operations and so with the same result."""
+    with torch.no_grad():
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, order)), order)
+        torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+    return norm
 
 
 # -- norm of tensors with different shardings ------------------------------------------------------------------------
