@@ -144,10 +144,10 @@ def _are_alike(gradients: Sequence[torch.Tensor]) -> bool:
     )
 
 
-def _clip_alike(gradients: Sequence[torch.Tensor], max_norm: float, order: float) -> torch.Tensor:
+def _clip_alike(gradients: list[torch.Tensor], max_norm: float, order: float) -> torch.Tensor:
     """Clip as ``torch.nn.utils.clip_grad_norm_`` does, by the same operations and so with the same result."""
     with torch.no_grad():
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, order)), order)
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, order)), order)
         torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm
 

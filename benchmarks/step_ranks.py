@@ -1,0 +1,246 @@
+"""Measure what hpcaccel, Accelerate and Lightning Fabric add to a step on two and four ranks, under DDP and FSDP2.
+
+The loops take turns in the same processes and the same process group (gloo), each with a model of its own. A step
+waits for ``DEVICE_SECONDS``, which stands for the work of a device, so that the ranks of a machine with few cores do
+not compete for them. hpcaccel's loop checks at each step whether the ranks have agreed to save or to stop; it has a run
+directory, a heartbeat and metrics. The figures are medians of turns: on a machine with other work they are noisy. The
+CPU time of a rank, which is measured as well, is steadier. Exits with 1 if a limit is exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DEVICE_SECONDS = 0.004
+WIDTH = 64
+CASES = [(2, "ddp"), (2, "fsdp2"), (4, "ddp"), (4, "fsdp2")]
+MOST_SHARE, MOST_SECONDS = 0.01, 40e-6
+"""Limits of what hpcaccel adds: a share of a step of 5 ms, and a time."""
+STEP_SECONDS = 0.005
+CALLS = 20
+"""Steps of a piece; after each piece another loop takes its turn."""
+LOG_EVERY = 10
+Step = Callable[[], None]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--case", help="what a rank runs: ddp or fsdp2")
+    options = parser.parse_args()
+    if options.case:
+        _rank(options.case, options.rounds)
+        return 0
+    passed = True
+    print(f"{'added to a step':16}{'raw loop':>12}{'Accelerate':>13}{'Fabric':>13}{'hpcaccel':>13}{'limit':>10}")
+    for size, kind in CASES:
+        found = _measured(size, kind, options.rounds)
+        limit = min(MOST_SECONDS, MOST_SHARE * STEP_SECONDS)
+        within = found["ours"]["wall"] <= limit
+        passed = passed and within
+        for unit in ("wall", "cpu"):
+            shown = "".join(_cell(found.get(side), unit) for side in ("accelerate", "fabric", "ours"))
+            name = f"{kind}, {size} ranks" if unit == "wall" else "  CPU time"
+            last = f"{1e6 * limit:7.0f} µs{'' if within else '  too slow'}" if unit == "wall" else ""
+            print(f"{name:16}{1e6 * found['raw'][unit]:9.0f} µs{shown}{last}", flush=True)
+    print("\nmedians of turns; the machine's other work disturbs them. On a rank, CPU time includes gloo's threads")
+    return 0 if passed else 1
+
+
+def _cell(found: dict[str, float] | None, unit: str) -> str:
+    return f"{'–':>13}" if found is None else f"{1e6 * found[unit]:10.1f} µs"
+
+
+def _measured(size: int, kind: str, rounds: int) -> dict[str, dict[str, float]]:
+    """Start the ranks, and return rank 0's result: seconds per step of the raw loop, and what each side adds."""
+    with tempfile.TemporaryDirectory() as folder:
+        _make_run(Path(folder), size)
+        outside = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "HPCACCEL_"))}
+        shared = {
+            **outside, "HPCACCEL_RUN_DIR": folder, "HPCACCEL_ATTEMPT": "1", "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size), "NODE_RANK": "0", "GROUP_RANK": "0", "ACCELERATE_USE_CPU": "true",
+        }  # fmt: skip
+        command = [sys.executable, __file__, "--case", kind, "--rounds", str(rounds)]
+        ranks = [
+            subprocess.Popen(
+                command,
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                stderr=None if rank == 0 else subprocess.DEVNULL,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+        printed = ranks[0].communicate()[0]
+        codes = [one.wait() for one in ranks]
+    lines = [line for line in printed.splitlines() if line.startswith("{")]
+    if any(codes) or not lines:
+        sys.exit(f"{kind} on {size} ranks: the ranks ended with {codes}\n{printed}")
+    result: dict[str, dict[str, float]] = json.loads(lines[-1])
+    return result
+
+
+def _make_run(folder: Path, ranks: int) -> None:
+    spec = {"runtime": {}, "checkpoint": {"every_minutes": 60, "every_steps": 10**9}}
+    launch = {
+        "kind": "program", "program": [], "workdir": str(folder), "backend": "local", "nodes": 1,
+        "ranks_per_node": ranks, "stop": "cooperative",
+    }  # fmt: skip
+    (folder / "spec.json").write_text(json.dumps({"version": 1, "spec": spec, "launch": launch}))
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+# -- in a rank ---------------------------------------------------------------------------------------------------------
+
+
+def _rank(kind: str, rounds: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    loops = {"raw": _raw(kind), "ours": _ours(kind), "accelerate": _accelerate(kind)}
+    if (fabric := _fabric(kind)) is not None:
+        loops["fabric"] = fabric
+    for step in loops.values():
+        for _ in range(CALLS):
+            step()
+    taken: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in loops}
+    order = list(loops.items())
+    for number in range(rounds):
+        for name, step in order[number % len(order) :] + order[: number % len(order)]:
+            dist.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(CALLS):
+                step()
+            taken[name]["wall"].append((time.perf_counter() - wall) / CALLS)
+            taken[name]["cpu"].append((time.process_time() - cpu) / CALLS)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        print(json.dumps({name: _added(found, taken["raw"], name) for name, found in taken.items()}), flush=True)
+    # The libraries would leave the process group one after the other, and hpcaccel would save.
+    os._exit(0)
+
+
+def _added(found: dict[str, list[float]], raw: dict[str, list[float]], name: str) -> dict[str, float]:
+    """Median time of a step of the raw loop, or median of what another loop adds to it in the same turn."""
+    if name == "raw":
+        return {unit: statistics.median(seconds) for unit, seconds in found.items()}
+    return {
+        unit: statistics.median(one - other for one, other in zip(seconds, raw[unit], strict=True))
+        for unit, seconds in found.items()
+    }
+
+
+def _parts() -> tuple[Any, Any, Any, Any]:
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    layers = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
+    return model, torch.optim.AdamW, torch.randn(8, WIDTH), torch.randn(8, 1)
+
+
+def _steps(
+    model: Any, optimizer: Any, x: Any, y: Any, backward: Callable[[Any], None], at_end: Callable[[Any], None]
+) -> Step:
+    from torch.nn.functional import mse_loss
+
+    def step() -> None:
+        loss = mse_loss(model(x), y)
+        backward(loss)
+        time.sleep(DEVICE_SECONDS)
+        optimizer.step()
+        optimizer.zero_grad()
+        at_end(loss)
+
+    return step
+
+
+def _raw(kind: str) -> Step:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    model, optimizer, x, y = _parts()
+    if kind == "ddp":
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return _steps(model, optimizer(model.parameters(), lr=1e-3), x, y, torch.Tensor.backward, lambda loss: None)
+
+
+def _ours(kind: str) -> Step:
+    from hpcaccel import Accelerator, FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if kind == "fsdp2" else None
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    model, optimizer, x, y = _parts()
+    model, prepared = accelerator.prepare(model, optimizer(model.parameters(), lr=1e-3))
+
+    def at_end(loss: Any) -> None:
+        if accelerator.step % LOG_EVERY == 0:
+            accelerator.log({"loss": loss})
+        accelerator.checkpoint()
+
+    return _steps(model, prepared, x, y, accelerator.backward, at_end)
+
+
+def _accelerate(kind: str) -> Step:
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2) if kind == "fsdp2" else None
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    model, optimizer, x, y = _parts()
+    model, prepared = accelerator.prepare(model, optimizer(model.parameters(), lr=1e-3))
+    return _steps(model, prepared, x, y, accelerator.backward, lambda loss: None)
+
+
+def _fabric(kind: str) -> Step | None:
+    """Fabric's loop; None if Lightning is not installed."""
+    try:
+        from lightning.fabric import Fabric
+        from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+    except ImportError:
+        return None
+
+    def sharded(model: Any, mesh: Any) -> Any:
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=mesh["data_parallel"])
+        return model
+
+    strategy = DDPStrategy(gradient_as_bucket_view=True) if kind == "ddp" else ModelParallelStrategy(sharded)
+    fabric = Fabric(accelerator="cpu", devices=int(os.environ["WORLD_SIZE"]), strategy=strategy)
+    fabric.launch()
+    model, optimizer, x, y = _parts()
+    model = fabric.setup_module(model)
+    prepared = fabric.setup_optimizers(optimizer(model.parameters(), lr=1e-3))
+    return _steps(model, prepared, x, y, fabric.backward, lambda loss: None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
