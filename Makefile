@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu accelerate-scripts trainers docs slurm workflows dist release-check clean
+.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu scale accelerate-scripts trainers docs slurm workflows dist release-check clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -85,6 +85,9 @@ bench: .venv-bench/installed  ## Side-by-side figures, ours and the peers'
 
 gpu: .venv-bench/installed  ## On a machine with a GPU: correctness and cost
 	.venv-bench/bin/python benchmarks/gpu.py
+
+scale: .venv-bench/installed  ## What 16 to 16,384 ranks, 100,000 trials and 1,000,000 runs cost: measured and simulated
+	cd benchmarks && ../.venv-bench/bin/python -m scale
 
 accelerate-scripts: .venv-bench/installed  ## Accelerate's own test scripts with hpcaccel in place of accelerate (8 minutes)
 	.venv-bench/bin/python benchmarks/accelerate_scripts/run.py

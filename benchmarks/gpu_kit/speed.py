@@ -113,8 +113,26 @@ def _step(case: str, rounds: int) -> dict[str, Any]:
         "case": case,
         "plain": result.baseline / 20,
         "added": {side: seconds / 20 for side, seconds in result.by.items()},
+        "device_seconds": {side: _device_seconds(one) for side, one in steps.items()} if cuda else {},
         "syncs_a_step": {side: _syncs(one) for side, one in steps.items()} if cuda else {},
     }
+
+
+def _device_seconds(one: Step, count: int = 50) -> float:
+    """Time between two CUDA events around ``count`` steps, per step: the fastest of five turns."""
+    import torch
+
+    found = []
+    for _ in range(5):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        for _ in range(count):
+            one()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3 / count)
+    return min(found)
 
 
 def _syncs(one: Step, count: int = 50) -> float:

@@ -1,6 +1,9 @@
 """Collective steps of a save or load. An error on one rank is raised on all ranks, so that no rank waits forever.
 
 Errors are sent as text: pickling or unpickling an exception object may fail, and the other ranks would wait forever.
+
+Values travel to rank 0 and back along a binomial tree (``object_tree``): the number of messages that one rank sends or
+receives grows with the logarithm of the number of ranks.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 
+from hpcaccel.checkpoint import object_tree
 from hpcaccel.errors import CheckpointError, Damaged
 
 __all__ = ["CheckpointRanks", "Damaged"]
@@ -74,8 +78,7 @@ class CheckpointRanks:
             CheckpointError: on all ranks, if ``work`` failed on any of them.
         """
         value, problem = _attempt(work)
-        problems = self._gather(problem)
-        failed = {rank: item for rank, item in enumerate(problems or []) if item is not None}
+        failed = self._gather({} if problem is None else {self.rank: problem})
         if failed := self.broadcast(failed):
             raise self._error(what, failed)
         return cast(T, value)
@@ -110,10 +113,8 @@ class CheckpointRanks:
         if self.world_size > 1:
             parts = None
             if self.is_first:
-                parts = [(None if problems else cast(Any, merged)[i], problems) for i in range(self.world_size)]
-            box: list[Any] = [None]
-            dist.scatter_object_list(box, parts, src=self._first(), group=self._group)
-            part, problems = box[0]
+                parts = {i: (None if problems else cast(Any, merged)[i], problems) for i in range(self.world_size)}
+            part, problems = object_tree.scatter(parts, self._group)
         else:
             part = None if problems else cast(Any, merged)[0]
         if problems:
@@ -127,22 +128,18 @@ class CheckpointRanks:
                 call(tensor, other if self._group is None else dist.get_global_rank(self._group, other), self._group)
 
     def _merged(self, work: Callable[[], T], merge: Callable[[list[T]], R]) -> tuple[R | None, dict[int, Problem]]:
-        outcomes = self._gather(_attempt(work))
+        outcomes = self._gather({self.rank: _attempt(work)})
         if outcomes is None:
             return None, {}
-        problems = {rank: problem for rank, (_, problem) in enumerate(outcomes) if problem is not None}
+        problems = {rank: problem for rank, (_, problem) in outcomes.items() if problem is not None}
         if problems:
             return None, problems
-        merged, problem = _attempt(lambda: merge([cast(T, value) for value, _ in outcomes]))
+        merged, problem = _attempt(lambda: merge([cast(T, outcomes[rank][0]) for rank in range(self.world_size)]))
         return merged, {} if problem is None else {0: problem}
 
-    def _gather(self, value: T) -> list[T] | None:
-        """On rank 0 the values of all ranks, on the other ranks None."""
-        if self.world_size == 1:
-            return [value]
-        values: list[Any] | None = [None] * self.world_size if self.is_first else None
-        dist.gather_object(value, values, dst=self._first(), group=self._group)
-        return values
+    def _gather(self, values: dict[int, T]) -> dict[int, T] | None:
+        """On rank 0 the ``values`` of all ranks, by rank; on the other ranks None."""
+        return values if self.world_size == 1 else object_tree.gather(values, self._group)
 
     def _error(self, what: str, problems: dict[int, Problem]) -> CheckpointError:
         """Combine the errors of all ranks into one. Identical messages from several ranks appear once."""

@@ -24,6 +24,7 @@ from hpcaccel.runtime.distributed import device_backend, xla_device
 from hpcaccel.runtime.distributed.device_mesh import choose_device
 from hpcaccel.runtime.distributed.group_shutdown import keep_groups, settle
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment
+from hpcaccel.runtime.distributed.wide_groups import connect_on_demand
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.distributed.collectives.exchange import Exchange
@@ -209,6 +210,7 @@ def join(
     from hpcaccel.runtime.distributed.collectives.exchange import Exchange
 
     _joins += 1
+    connect_on_demand(env.world_size)
     if dist.group.WORLD is None:
         _create_default_group(env, device, backend or device_backend.backend_name(device), init_method, timeout)
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))

@@ -42,6 +42,10 @@ WARNING_SECONDS = 60.0
 """Time after which rank 0 prints a warning about missing ranks."""
 SIOCGIFADDR = 0x8915
 """Linux's request for an interface's IPv4 address: netdevice(7)."""
+KEYS_PER_REQUEST = 512
+"""Number of keys whose existence one request checks."""
+_ARRIVED = "arrived"
+"""Key of the store: number of registrations."""
 ANY_PORT = 9
 """Destination port of a UDP socket that is connected to find the route, and sends nothing."""
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
@@ -132,14 +136,14 @@ def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
     """
     shared = dist.PrefixStore(f"hpcaccel/{env.key}", store)
     try:
+        interface = GlooInterface(env, shared)
         # In torchrun's own store a rank registers again after a restart.
-        if shared.add(f"claimed/{env.rank}", 1) > 1 and not is_set("TORCHELASTIC_USE_AGENT_STORE"):
+        if shared.add(_claim(env.rank), 1) > 1 and not is_set("TORCHELASTIC_USE_AGENT_STORE"):
             raise RankEnvironmentError(
                 f"two processes have rank {env.rank} of {env.world_size} at {env.master_addr}. "
                 "Were the ranks started twice, or is RANK set to the same value for all of them?"
             )
-        interface = GlooInterface(env, shared)
-        shared.set(f"here/{env.rank}", "here")
+        shared.add(_ARRIVED, 1)
         if env.rank == 0:
             _wait_for_all(shared, env, timeout)
             shared.set("all", "here")
@@ -159,24 +163,39 @@ def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
 
 
 def _wait_for_all(shared: Any, env: RankEnvironment, timeout: timedelta) -> None:
+    """Wait until every rank has registered. A poll is one request, however many ranks there are."""
     started = time.monotonic()
-    missing = list(range(env.world_size))
     warned = False
-    while True:
-        missing = [rank for rank in missing if not shared.check([f"here/{rank}"])]
-        if not missing:
-            break
+    while shared.add(_ARRIVED, 0) < env.world_size or not _all_have_claimed(shared, env.world_size):
         waited = time.monotonic() - started
+        expired, slow = waited > timeout.total_seconds(), waited > WARNING_SECONDS and not warned
+        missing = _missing_ranks(shared, env.world_size) if expired or slow else []
         who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:16]))}{' …' * (len(missing) > 16)}"
-        if waited > timeout.total_seconds():
+        if expired and missing:
             raise RankEnvironmentError(
                 f"{who} of {env.world_size} did not reach {env.master_addr} within {waited:.0f} s. "
                 "Did all ranks start, and can their nodes reach that address?"
             )
-        if waited > WARNING_SECONDS and not warned:
+        if slow and missing:
             warned = True
             print(f"hpcaccel: rank 0 has waited {waited:.0f} s for {who}", file=sys.stderr, flush=True)
         time.sleep(0.01 if waited < 5 else 0.2)
+
+
+def _all_have_claimed(shared: Any, world_size: int) -> bool:
+    """Whether all ranks have registered. In torchrun's own store the count alone may include a rank twice."""
+    claims = [_claim(rank) for rank in range(world_size)]
+    return all(
+        shared.check(claims[first : first + KEYS_PER_REQUEST]) for first in range(0, world_size, KEYS_PER_REQUEST)
+    )
+
+
+def _missing_ranks(shared: Any, world_size: int) -> list[int]:
+    return [rank for rank in range(world_size) if not shared.check([_claim(rank)])]
+
+
+def _claim(rank: int) -> str:
+    return f"claimed/{rank}"
 
 
 # -- the network interface of gloo -------------------------------------------------------------------------------------

@@ -3,13 +3,16 @@
 A signal handler only sets a flag. An asynchronous all-reduce combines the ranks' flags: each rank issues it at
 optimizer step k, and reads its result at step k + 1. All ranks read the same value, so they take the same decision at
 the same step. A rank's flags are bits of one integer, because on 4 ranks gloo reduces one number in a third of the time
-that it needs for six.
+that it needs for six. More than ``wide_groups.WIDE`` ranks reduce along a tree, others along gloo's ring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hpcaccel.runtime.distributed import wide_groups
 
 if TYPE_CHECKING:
     import torch
@@ -165,7 +168,20 @@ def _bitwise_or(
         tensor = torch.tensor(values, dtype=torch.int64)
         return tensor, dist.all_reduce(tensor, op=dist.ReduceOp.BOR, group=control, async_op=True)
 
-    return start, dist.get_rank(control), dist.get_world_size(control)
+    rank, ranks = dist.get_rank(control), dist.get_world_size(control)
+    if ranks <= wide_groups.WIDE:
+        return start, rank, ranks
+    tree = wide_groups.TreeReduction(rank, ranks, timeout=timedelta(seconds=TREE_TIMEOUT_SECONDS))
+
+    def start_in_tree(values: list[int]) -> tuple[torch.Tensor, Any]:
+        tensor = torch.tensor(values, dtype=torch.int64)
+        return tensor, tree.start(tensor, dist.ReduceOp.BOR)
+
+    return start_in_tree, rank, ranks
+
+
+TREE_TIMEOUT_SECONDS = 1800.0
+"""Timeout of the groups in which more than ``wide_groups.WIDE`` ranks agree; as that of the control group."""
 
 
 GATHER_EVERY = 50

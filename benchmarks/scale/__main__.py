@@ -1,0 +1,133 @@
+"""What hpcaccel's protocols cost at 16 to 16,384 ranks, with 100,000 trials and with 1,000,000 runs.
+
+Measures constants on this machine, checks each against measurements at other sizes (predicted / measured, exits with 1
+if one is off by more than its factor), and simulates with them. ``--recorded`` uses the recorded constants instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from scale import measuring
+from scale.cost_term import CostTerm
+from scale.group_protocols import OPERATION_SECONDS, Protocols
+from scale.lost_time import MTTF_HOURS, PARAMETERS, SCENARIOS, ettr
+from scale.many_trials import sweep
+
+SIZES = (16, 64, 256, 1024, 4096, 16_384)
+INTERVALS = (60, 120, 300, 600, 1200, 1800, 3600)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recorded", action="store_true", help="use the recorded constants, measure nothing")
+    parser.add_argument("--record", action="store_true", help="write the measured constants into the repository")
+    parser.add_argument("--plots", action="store_true", help="write docs/scale-*.svg (matplotlib)")
+    options = parser.parse_args()
+    if options.recorded:
+        terms, constants = measuring.load()
+    else:
+        terms, constants = measuring.measure(lambda name: print(f"measuring: {name}", file=sys.stderr, flush=True))
+    if options.record:
+        measuring.save(terms, constants)
+    print(f"constants of: {constants['machine']}")
+    passed = show_terms(terms)
+    protocols = Protocols(terms, constants["store_request_seconds"])
+    passed = show_simulated_check_in(protocols) and passed
+    show_protocols(protocols)
+    show_lost_time()
+    show_many(terms)
+    if options.plots:
+        from scale.scale_plots import draw
+
+        draw(protocols)
+    return 0 if passed else 1
+
+
+def show_terms(terms: dict[str, CostTerm]) -> bool:
+    """Print each term's law and its check. Returns whether all predictions agree with the measurements."""
+    print(f"\n{'term':44}{'grows with':>12}{'critical':>10}   predicted / measured (size), allowed factor")
+    for term in terms.values():
+        ratios = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in term.ratios().items())
+        verdict = "" if term.holds else "  WRONG"
+        critical = "yes" if term.critical else "no"
+        print(f"{term.name:44}{term.law:>12}{critical:>10}   {ratios}, {term.factor:g}{verdict}")
+    return all(term.holds for term in terms.values())
+
+
+def show_simulated_check_in(protocols: Protocols) -> bool:
+    """Print simulated / measured seconds of the check-in. Returns whether they agree within ``TIME_FACTOR``."""
+    measured, factor = protocols.terms["check-in"].measured, measuring.TIME_FACTOR
+    ratios = {size: protocols.rendezvous(size).seconds / seconds for size, seconds in measured.items() if size >= 16}
+    passed = all(1 / factor <= ratio <= factor for ratio in ratios.values())
+    shown = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in ratios.items())
+    print(f"check-in, simulated / measured seconds (ranks): {shown}, {factor:g}{'' if passed else '  WRONG'}")
+    return passed
+
+
+def show_protocols(protocols: Protocols) -> None:
+    """Print time and requests of rendezvous, groups, stop agreement and commit."""
+    print(f"\n{'ranks':>8}{'check-in':>22}{'a group, full mesh':>26}{'a group, lazy':>24}{'stop agreement':>28}")
+    for ranks in SIZES:
+        met = protocols.rendezvous(ranks)
+        groups = ""
+        for lazy, width in ((False, 12), (True, 9)):
+            requests, seconds = protocols.group_requests(ranks, lazy=lazy), protocols.group_seconds(ranks, lazy=lazy)
+            groups += f"{requests:>{width},.0f} req {seconds:8.2f} s"
+        one_ring = 1e3 * protocols.agreement_seconds(ranks, width=None)
+        tree = 1e3 * protocols.agreement_seconds(ranks)
+        print(
+            f"{ranks:>8,}{met.requests:>9,} req {met.seconds:6.2f} s{groups}"
+            f"   ring {one_ring:7.1f}, tree {tree:5.1f} ms"
+        )
+    print(f"\n{'ranks':>8}{'operations of rank 0':>22}{'commit after the last file':>32}{'index':>14}{'entries':>10}")
+    for ranks in SIZES:
+        fast, slow = (protocols.commit_seconds(ranks, operation_seconds=each) for each in OPERATION_SECONDS)
+        index = protocols.terms["commit: bytes of the index"].predict(ranks) / 1e6
+        entries = protocols.terms["commit: entries of a folder"].predict(ranks)
+        print(
+            f"{ranks:>8,}{protocols.commit_operations(ranks):>22,.0f}{fast:>14.2f} to {slow:8.2f} s"
+            f"{index:>14.1f} MB{entries:>8,.0f}"
+        )
+    shown = " and ".join(f"{1e3 * each:g} ms" for each in OPERATION_SECONDS)
+    print(f"(an operation on the shared file system: {shown}, assumed; the index: 16 tensors over all ranks)")
+
+
+def show_lost_time() -> None:
+    """Print ETTR against the interval of checkpoints."""
+    print("\nparameters of the following table:")
+    for name, parameter in PARAMETERS.items():
+        print(f"  {name:28}{parameter.value:8g}  {parameter.origin}: {parameter.note}")
+    for name, hours in MTTF_HOURS.items():
+        print(f"\nETTR at 16,384 GPUs, {name} ({hours:.2f} h); checkpoint every")
+        print(f"{'':40}" + "".join(f"{interval / 60:>7g} m" for interval in INTERVALS))
+        for label, recovery in SCENARIOS.items():
+            row = [ettr(recovery, interval_seconds=interval, mttf_hours=hours) for interval in INTERVALS]
+            print(f"{label:40}" + "".join(f"{share:>9.3f}" for share in row))
+
+
+def show_many(terms: dict[str, CostTerm]) -> None:
+    """Print a sweep of 100,000 trials, and what a million runs cost."""
+    found = sweep(terms, trials=100_000, workers=1000, trial_seconds=600.0)
+    rows: dict[str, Any] = {
+        "hours with trials of 10 minutes on average (assumed)": f"{found.hours:.1f}",
+        "share of the time in which the journal is written": f"{found.journal_busy:.3f}",
+        "mean wait of a worker for the journal, per trial": f"{1e3 * found.waiting_seconds:.1f} ms",
+        "journal": f"{found.journal_bytes / 1e6:.0f} MB",
+        "sweep status reads it in": f"{found.status_seconds:.1f} s",
+        "the same in one worker, over the whole sweep": f"{found.reading_seconds:.1f} s of CPU time",
+    }
+    print("\n100,000 trials, 1,000 workers")
+    for name, value in rows.items():
+        print(f"  {name:56}{value}")
+    seconds = terms["run index: reading"].predict(1_000_000)
+    print(f"\n1,000,000 runs of one user: a command that searches for a run reads the index in {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # torch's groups of many threads may wait for each other at a normal exit

@@ -1,0 +1,130 @@
+"""Measurements of a background save's commit with processes as ranks, without torch: operations, files, seconds.
+
+Every process writes a small file and reports it as a rank's writer does; the parent then gathers, completes the index
+and publishes as rank 0's writer does. ``strace`` counts the operations on the checkpoint's folders.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["commit", "main", "operations"]
+
+CHUNKS = 16
+"""Chunks of each rank's file."""
+OPERATIONS = (
+    "openat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,fsync,fdatasync,getdents64,stat,lstat,"
+    "newfstatat,statx,ftruncate"
+)
+ROOT = Path(__file__).parents[2]
+
+
+def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
+    """One save by ``ranks`` processes in ``folder``, with the time and counts of rank 0's part."""
+    from hpcaccel.checkpoint import commit as protocol
+    from hpcaccel.checkpoint_files import SavePaths
+
+    paths = SavePaths(folder / "checkpoints", 1, "1")
+    protocol.begin(paths.temporary)
+    protocol.begin(paths.results)
+    children = [_fork_writer(rank, paths) for rank in range(ranks)]
+    for child in children:
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise RuntimeError(f"a writer of {ranks} failed")
+    entries = max(len(os.listdir(paths.temporary)), len(os.listdir(paths.results)))
+    (folder / "all-written").exists()  # a mark in strace's output
+    begun = time.perf_counter()
+    written = protocol.gather(paths.results, ranks, lambda: None)
+    gathered = time.perf_counter()
+    index = protocol.complete_index(_index(ranks), written)
+    protocol.write_manifest(paths.temporary, index=index, files=written, facts={"version": 1, "step": 1})
+    protocol.publish(paths.temporary, paths.final)
+    ended = time.perf_counter()
+    return {
+        "entries": entries,
+        "gather_seconds": gathered - begun,
+        "publish_seconds": ended - gathered,
+        "index_bytes": len(index),
+        "manifest_bytes": (paths.final / "COMMITTED").stat().st_size,
+    }
+
+
+def _fork_writer(rank: int, paths: Any) -> int:
+    from hpcaccel.checkpoint import commit as protocol
+    from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, ShardFile, rank_file
+
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        memory = memoryview(mmap.mmap(-1, BLOCK_BYTES))
+        file = ShardFile(paths.temporary / rank_file(rank))
+        file.write(memory, 0)
+        file.finish(BLOCK_BYTES)
+        length = BLOCK_BYTES // CHUNKS
+        protocol.deliver(paths.results, protocol.WrittenFile.of(rank_file(rank), [0] * CHUNKS, [length] * CHUNKS))
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _index(ranks: int) -> bytes:
+    """An index of ``CHUNKS`` tensors, each split over all ranks."""
+    from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, rank_file
+
+    length = BLOCK_BYTES // CHUNKS
+    chunk = {"shape": [length], "length": length, "stored": length, "crc32": "00000000"}
+    tensors = {
+        f"models.0.layer.{number}.weight": {
+            "dtype": "uint8",
+            "shape": [length * ranks],
+            "chunks": [
+                {**chunk, "at": [rank * length], "file": rank_file(rank), "offset": number * length}
+                for rank in range(ranks)
+            ],
+        }
+        for number in range(CHUNKS)
+    }
+    return json.dumps({"version": 1, "tensors": tensors}, separators=(",", ":")).encode()
+
+
+def operations(ranks: int) -> dict[str, int]:
+    """Operations on the checkpoint's folders: by each writer on average, and by rank 0 after all files are written.
+
+    Raises:
+        FileNotFoundError: ``strace`` is not installed.
+    """
+    if shutil.which("strace") is None:
+        raise FileNotFoundError("strace is not installed: without it the operations of a commit cannot be counted")
+    with tempfile.TemporaryDirectory() as folder:
+        trace, place = Path(folder) / "trace", Path(folder) / "run"
+        place.mkdir()
+        subprocess.run(
+            ["strace", "-f", "-y", "-o", str(trace), "-e", f"trace={OPERATIONS}", sys.executable, __file__, str(ranks),
+             str(place)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, timeout=300,
+        )  # fmt: skip
+        lines = [line.split(maxsplit=1) for line in trace.read_text().splitlines()]
+    parent = lines[0][0]
+    done = next(number for number, (_, call) in enumerate(lines) if "all-written" in call)
+    here = [(pid, call) for pid, call in lines if str(place) in call and "resumed>" not in call]
+    after = [call for pid, call in lines[done + 1 :] if pid == parent and str(place) in call]
+    return {"writer": round(sum(pid != parent for pid, _ in here) / ranks), "first": len(after)}
+
+
+def main() -> None:
+    print(json.dumps(commit(int(sys.argv[1]), folder=Path(sys.argv[2]))))
+
+
+if __name__ == "__main__":
+    main()

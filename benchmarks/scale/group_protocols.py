@@ -1,0 +1,119 @@
+"""Simulated rendezvous, stop agreement and commit at any number of ranks, from measured constants."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scale.cost_term import CostTerm
+from scale.event_clock import EventClock, QueueServer
+
+__all__ = ["OPERATION_SECONDS", "Protocols", "Rendezvous"]
+
+OPERATION_SECONDS = (0.0002, 0.002)
+"""Assumed times of one metadata operation on a shared file system, idle and under load. The operations are counted on a
+local disk, where they take microseconds."""
+WIDTH = 16
+"""Ranks of one group in the tree of the stop agreement."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Seconds until all ranks have checked in; requests, and the longest queue at the store."""
+
+    seconds: float
+    requests: int
+    longest_queue: int
+
+
+@dataclass(frozen=True)
+class Protocols:
+    """The protocols, by the constants that were measured.
+
+    Args:
+        terms: cost terms by name, see ``measuring``.
+        request_seconds: time in which the store serves one request.
+    """
+
+    terms: dict[str, CostTerm]
+    request_seconds: float
+
+    def rendezvous(self, ranks: int, *, start_seconds: float = 0.0, seed: int = 0) -> Rendezvous:
+        """Simulate the check-in: each rank sends its requests one after the other, rank 0 polls a counter every 10 ms,
+        and the store serves one request at a time.
+
+        Args:
+            start_seconds: the ranks start within this time. 0 is the worst case: all at once.
+        """
+        clock, source = EventClock(), random.Random(seed)
+        store = QueueServer(clock)
+        arrived = released = 0
+        per_rank = round(self.terms["check-in: requests of all ranks"].coefficients[1])
+
+        def request(then: Callable[[], None]) -> None:
+            store.request(self.request_seconds, then)
+
+        def begin(left: int) -> Callable[[], None]:
+            def done() -> None:
+                nonlocal arrived
+                if left > 1:
+                    request(begin(left - 1))
+                else:
+                    arrived += 1
+
+            return done
+
+        def poll() -> None:
+            if arrived == ranks:
+                request(release)
+            else:
+                clock.after(0.01, lambda: request(poll))
+
+        def release() -> None:
+            nonlocal released
+            released = ranks
+
+        for _ in range(ranks):
+            # The last request is the wait for all: the store answers it to every rank after rank 0's release.
+            clock.after(source.uniform(0.0, start_seconds), lambda: request(begin(per_rank - 1)))
+        clock.after(0.0, lambda: request(poll))
+        seconds = clock.run() + ranks * self.request_seconds
+        assert released == ranks
+        return Rendezvous(seconds, store.requests + ranks, store.longest_queue)
+
+    def group_requests(self, ranks: int, *, lazy: bool) -> float:
+        """Requests of all ranks together for the creation of one gloo group."""
+        return ranks * self.terms[f"group, {'lazy' if lazy else 'full mesh'}: requests of a rank"].predict(ranks)
+
+    def group_seconds(self, ranks: int, *, lazy: bool) -> float:
+        """Seconds in which the store has served these requests."""
+        return self.group_requests(ranks, lazy=lazy) * self.request_seconds
+
+    @property
+    def message_seconds(self) -> float:
+        """Time of one message between two ranks, from the ring all-reduce of one number: 2 (P - 1) messages in turn."""
+        return self.terms["one ring all-reduce"].coefficients[1] / 2
+
+    def agreement_seconds(self, ranks: int, *, width: int | None = WIDTH) -> float:
+        """Seconds of one stop agreement.
+
+        Args:
+            width: ranks of a group in a tree of groups; None for a single ring of all ranks.
+        """
+        if width is None or ranks <= width:
+            return 2 * (ranks - 1) * self.message_seconds
+        seconds, left = 0.0, ranks
+        while left > 1:
+            seconds += 2 * (min(width, left) - 1) * self.message_seconds
+            left = -(-left // width)
+        return seconds
+
+    def commit_operations(self, ranks: int) -> float:
+        """Operations on the file system by rank 0's writer after the last file is written."""
+        return self.terms["commit: operations of rank 0"].predict(ranks)
+
+    def commit_seconds(self, ranks: int, *, operation_seconds: float) -> float:
+        """Seconds from the last written file to the commit: rank 0's operations in turn, and the index."""
+        computed = self.terms["commit: gather"].predict(ranks) + self.terms["commit: publish"].predict(ranks)
+        return self.commit_operations(ranks) * operation_seconds + computed

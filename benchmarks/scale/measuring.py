@@ -1,0 +1,102 @@
+"""All measurements on this machine, as cost terms, and their file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from scale import commit_costs, record_costs, store_costs
+from scale.cost_term import CostTerm
+
+__all__ = ["CONSTANTS", "load", "measure", "save"]
+
+CONSTANTS = Path(__file__).with_name("constants.json")
+"""The terms and constants of one run of ``measure`` on the machine that it names."""
+RANKS = (2, 4, 8, 16, 32, 64)
+COUNT_FACTOR = 1.2
+"""Allowed ratio of predicted and counted numbers."""
+TIME_FACTOR = 4.0
+"""Allowed ratio of predicted and measured seconds. Two shared cores do the work of all ranks."""
+TURNS = 3
+
+
+def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[str, Any]]:
+    """Measure every term.
+
+    Returns:
+        Terms by name, and single constants: the machine, and ``store_request_seconds``.
+    """
+    terms: dict[str, CostTerm] = {}
+
+    def add(
+        name: str, unit: str, law: str, of: Callable[[int], float], sizes: Iterable[int] = RANKS, *,
+        critical: bool = True, fitted: int = 2,
+    ) -> None:  # fmt: skip
+        progress(name)
+        factor = TIME_FACTOR if unit == "s" else COUNT_FACTOR
+        measured = {size: float(of(size)) for size in sizes}
+        terms[name] = CostTerm(name, unit, law, measured, factor, critical, fitted)
+
+    progress("check-in")
+    met = {ranks: _fastest(lambda ranks=ranks: store_costs.check_in(ranks)) for ranks in RANKS}
+    add("check-in: requests of all ranks", "requests", "P", lambda p: met[p]["requests"])
+    add("check-in: requests of rank 0", "requests", "constant", lambda p: met[p]["first"])
+    add("check-in", "s", "P", lambda p: met[p]["seconds"], fitted=len(RANKS))
+    small = (2, 4, 8, 16)
+    for kind, law, sizes in (("full mesh", "P", small), ("lazy", "constant", small[1:])):
+        made = {ranks: store_costs.group_creation(ranks, lazy=kind == "lazy") for ranks in sizes}
+        for what in ("requests", "descriptors"):
+            add(f"group, {kind}: {what} of a rank", what, law, lambda p, m=made, w=what: m[p][w] / p, sizes)
+    add("one ring all-reduce", "s", "P", store_costs.reduction_seconds, small, fitted=3)
+    counted = {ranks: commit_costs.operations(ranks) for ranks in RANKS}
+    add("commit: operations of a writer", "operations", "constant", lambda p: counted[p]["writer"])
+    add("commit: operations of rank 0", "operations", "P", lambda p: counted[p]["first"])
+    saves = {ranks: _fastest(lambda ranks=ranks: _commit(ranks)) for ranks in RANKS}
+    add("commit: entries of a folder", "entries", "P", lambda p: saves[p]["entries"])
+    add("commit: bytes of the index", "bytes", "P", lambda p: saves[p]["index_bytes"])
+    add("commit: bytes of the manifest", "bytes", "P", lambda p: saves[p]["manifest_bytes"])
+    add("commit: gather", "s", "P", lambda p: saves[p]["gather_seconds"], fitted=3)
+    add("commit: publish", "s", "P", lambda p: saves[p]["publish_seconds"], fitted=3)
+    add("attempt: entries of a folder", "entries", "P", record_costs.attempt_entries, critical=False)
+    add("attempt: reading all heartbeats", "s", "P", record_costs.heartbeat_seconds, (8, 16, 32, 64), critical=False)
+    many = (500, 1000, 2000, 5000)
+    add("run index: reading", "s", "P", record_costs.index_seconds, many, critical=False)
+    journals = {trials: record_costs.journal_costs(trials) for trials in many}
+    add("journal: bytes", "bytes", "P", lambda n: journals[n][0], many, critical=False)
+    add("journal: reading", "s", "P", lambda n: journals[n][1], many, critical=False)
+    add("journal: one trial of one process", "s", "constant", record_costs.lock_seconds, (20, 40, 100), critical=False)
+    progress("a request at the store")
+    constants = {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "store_request_seconds": min(store_costs.request_seconds() for _ in range(TURNS)),
+    }
+    return terms, constants
+
+
+def _commit(ranks: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return commit_costs.commit(ranks, folder=Path(folder))
+
+
+def _fastest(measurement: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The smallest value of each figure in ``TURNS`` turns."""
+    found = [measurement() for _ in range(TURNS)]
+    return {key: min(one[key] for one in found) for key in found[0]}
+
+
+def save(terms: dict[str, CostTerm], constants: dict[str, Any], path: Path = CONSTANTS) -> None:
+    """Write the terms and constants as JSON."""
+    content = {**constants, "terms": {name: term.to_json() for name, term in terms.items()}}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def load(path: Path = CONSTANTS) -> tuple[dict[str, CostTerm], dict[str, Any]]:
+    """Read what ``save`` has written."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    terms = {name: CostTerm.from_json(fields) for name, fields in content.pop("terms").items()}
+    return terms, content

@@ -1,0 +1,67 @@
+"""Gather and scatter along a tree of ranks, and the errors that travel with them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch.distributed as dist
+
+from hpcaccel.checkpoint import object_tree
+from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.errors import CheckpointError
+
+from .world import run_ranks
+
+pytestmark = pytest.mark.torch
+RANKS = 5
+
+
+def gather_and_scatter(rank):
+    sent = []
+    original = dist.send
+    dist.send = lambda *args, **words: (sent.append(1), original(*args, **words))
+    found = object_tree.gather({rank: "x" * (1 + 1000 * rank)}, None)
+    after_gather = len(sent)
+    part = object_tree.scatter({number: [number, None] for number in range(RANKS)} if rank == 0 else None, None)
+    return found, part, after_gather, len(sent) - after_gather
+
+
+def test_values_of_different_sizes_reach_rank_0_and_parts_reach_their_rank():
+    results = run_ranks(gather_and_scatter, world_size=RANKS)
+    assert results[0][0] == {rank: "x" * (1 + 1000 * rank) for rank in range(RANKS)}
+    assert [found for found, *_ in results[1:]] == [None] * (RANKS - 1)
+    assert [part for _, part, *_ in results] == [[rank, None] for rank in range(RANKS)]
+    for _, _, gathered, scattered in results:  # a message has two parts: its size and its data
+        assert gathered <= 2
+        assert scattered <= 2 * math.ceil(math.log2(RANKS))
+
+
+def errors(rank):
+    ranks = CheckpointRanks(rank=rank, world_size=RANKS)
+    messages = []
+
+    def fail():
+        if rank in (2, 3):
+            raise CheckpointError("no room")
+        return rank
+
+    for call in (
+        lambda: ranks.run("saving failed", fail),
+        lambda: ranks.reduce("saving failed", fail, sum),
+        lambda: ranks.reduce_scatter("saving failed", fail, lambda values: values),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            call()
+        messages.append(str(caught.value))
+    total = ranks.reduce("saving failed", lambda: rank, sum)
+    own = ranks.reduce_scatter("saving failed", lambda: rank, lambda values: [2 * value for value in values])
+    return messages, total, own
+
+
+def test_error_of_some_ranks_is_raised_on_all_ranks():
+    for rank, (messages, total, own) in enumerate(run_ranks(errors, world_size=RANKS)):
+        assert len(set(messages)) == 1
+        assert messages[0].startswith("saving failed: no room (rank 2 on ")
+        assert messages[0].endswith(" and 1 more)")
+        assert (total, own) == (sum(range(RANKS)), 2 * rank)
