@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,12 @@ def test_server_serves_one_request_after_the_other_in_order_of_arrival():
 
     clock, served = EventClock(), []
     server = QueueServer(clock)
+
+    def arrive(number):
+        server.request(2.0, lambda: served.append((number, clock.now)))
+
     for number, arrival in enumerate((0.0, 0.5, 5.0)):
-        clock.after(
-            arrival, lambda number=number: server.request(2.0, lambda number=number: served.append((number, clock.now)))
-        )
+        clock.after(arrival, partial(arrive, number))
     assert clock.run() == 7.0
     assert served == [(0, 2.0), (1, 4.0), (2, 7.0)]
     assert (server.requests, server.busy_seconds, server.longest_queue) == (3, 6.0, 1)

@@ -36,7 +36,7 @@ def main() -> int:
     print(f"constants of: {constants['machine']}")
     passed = show_terms(terms)
     protocols = Protocols(terms, constants["store_request_seconds"])
-    passed = show_simulated_check_in(protocols) and passed
+    passed = show_simulated(protocols) and passed
     show_protocols(protocols)
     show_lost_time()
     show_many(terms)
@@ -58,13 +58,16 @@ def show_terms(terms: dict[str, CostTerm]) -> bool:
     return all(term.holds for term in terms.values())
 
 
-def show_simulated_check_in(protocols: Protocols) -> bool:
-    """Print simulated / measured seconds of the check-in. Returns whether they agree within ``TIME_FACTOR``."""
-    measured, factor = protocols.terms["check-in"].measured, measuring.TIME_FACTOR
-    ratios = {size: protocols.rendezvous(size).seconds / seconds for size, seconds in measured.items() if size >= 16}
-    passed = all(1 / factor <= ratio <= factor for ratio in ratios.values())
-    shown = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in ratios.items())
-    print(f"check-in, simulated / measured seconds (ranks): {shown}, {factor:g}{'' if passed else '  WRONG'}")
+def show_simulated(protocols: Protocols) -> bool:
+    """Print simulated / measured seconds of check-in and tree. Returns whether they agree within ``TIME_FACTOR``."""
+    factor, passed = measuring.TIME_FACTOR, True
+    for name, found in protocols.simulated().items():
+        measured = protocols.terms[name].measured
+        ratios = {size: seconds / measured[size] for size, seconds in found.items()}
+        holds = all(1 / factor <= ratio <= factor for ratio in ratios.values())
+        shown = ", ".join(f"{ratio:.2f} ({size})" for size, ratio in ratios.items())
+        print(f"{name}: simulated / measured seconds (ranks): {shown}, {factor:g}{'' if holds else '  WRONG'}")
+        passed = passed and holds
     return passed
 
 

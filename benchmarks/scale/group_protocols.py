@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ OPERATION_SECONDS = (0.0002, 0.002)
 local disk, where they take microseconds."""
 WIDTH = 16
 """Ranks of one group in the tree of the stop agreement."""
+MEASURED_WIDTH = 4
+"""The same in the measured trees, see ``store_costs``."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,22 @@ class Protocols:
         """
         if width is None or ranks <= width:
             return 2 * (ranks - 1) * self.message_seconds
-        seconds, left = 0.0, ranks
+        messages, left = 0, ranks
         while left > 1:
-            seconds += 2 * (min(width, left) - 1) * self.message_seconds
+            group = min(width, left)
+            messages += 2 * (group - 1)
+            if left > width:  # below the topmost group, the result is broadcast on the way back
+                messages += math.ceil(math.log2(group))
             left = -(-left // width)
-        return seconds
+        return messages * self.message_seconds
+
+    def simulated(self) -> dict[str, dict[int, float]]:
+        """Simulated seconds of what was measured as well, by term and number of ranks."""
+        trees = self.terms["tree all-reduce"].measured
+        return {
+            "check-in": {size: self.rendezvous(size).seconds for size in self.terms["check-in"].measured if size >= 16},
+            "tree all-reduce": {size: self.agreement_seconds(size, width=MEASURED_WIDTH) for size in trees},
+        }
 
     def commit_operations(self, ranks: int) -> float:
         """Operations on the file system by rank 0's writer after the last file is written."""

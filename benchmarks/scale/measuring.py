@@ -7,6 +7,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[
         terms[name] = CostTerm(name, unit, law, measured, factor, critical, fitted)
 
     progress("check-in")
-    met = {ranks: _fastest(lambda ranks=ranks: store_costs.check_in(ranks)) for ranks in RANKS}
+    met = {ranks: _fastest(partial(store_costs.check_in, ranks)) for ranks in RANKS}
     add("check-in: requests of all ranks", "requests", "P", lambda p: met[p]["requests"])
     add("check-in: requests of rank 0", "requests", "constant", lambda p: met[p]["first"])
     add("check-in", "s", "P", lambda p: met[p]["seconds"], fitted=len(RANKS))
@@ -51,12 +52,13 @@ def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[
     for kind, law, sizes in (("full mesh", "P", small), ("lazy", "constant", small[1:])):
         made = {ranks: store_costs.group_creation(ranks, lazy=kind == "lazy") for ranks in sizes}
         for what in ("requests", "descriptors"):
-            add(f"group, {kind}: {what} of a rank", what, law, lambda p, m=made, w=what: m[p][w] / p, sizes)
+            add(f"group, {kind}: {what} of a rank", what, law, partial(_of_a_rank, made, what), sizes)
     add("one ring all-reduce", "s", "P", store_costs.reduction_seconds, small, fitted=3)
+    add("tree all-reduce", "s", "log P", store_costs.tree_seconds, (8, 16, 32), fitted=3)
     counted = {ranks: commit_costs.operations(ranks) for ranks in RANKS}
     add("commit: operations of a writer", "operations", "constant", lambda p: counted[p]["writer"])
     add("commit: operations of rank 0", "operations", "P", lambda p: counted[p]["first"])
-    saves = {ranks: _fastest(lambda ranks=ranks: _commit(ranks)) for ranks in RANKS}
+    saves = {ranks: _fastest(partial(_commit, ranks)) for ranks in RANKS}
     add("commit: entries of a folder", "entries", "P", lambda p: saves[p]["entries"])
     add("commit: bytes of the index", "bytes", "P", lambda p: saves[p]["index_bytes"])
     add("commit: bytes of the manifest", "bytes", "P", lambda p: saves[p]["manifest_bytes"])
@@ -76,6 +78,10 @@ def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[
         "store_request_seconds": min(store_costs.request_seconds() for _ in range(TURNS)),
     }
     return terms, constants
+
+
+def _of_a_rank(made: dict[int, dict[str, Any]], what: str, ranks: int) -> float:
+    return float(made[ranks][what]) / ranks
 
 
 def _commit(ranks: int) -> dict[str, Any]:

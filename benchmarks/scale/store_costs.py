@@ -15,9 +15,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["check_in", "group_creation", "reduction_seconds", "request_seconds"]
+from scale.group_protocols import MEASURED_WIDTH
+
+__all__ = ["check_in", "group_creation", "reduction_seconds", "request_seconds", "tree_seconds"]
 
 LIMIT = timedelta(seconds=120)
+TREE_WIDTH = MEASURED_WIDTH
+"""Ranks of a group in the measured trees, so that few ranks make several levels."""
 
 
 class _CountedStore:
@@ -65,8 +69,9 @@ def check_in(ranks: int) -> dict[str, Any]:
     server = _store(0, serves=True)
     clients = [_store(server.port, serves=False) for _ in range(ranks)]
     counted: list[Counter[str]] = [Counter() for _ in range(ranks)]
-    before, ended = rendezvous.dist, [0.0] * ranks
-    rendezvous.dist = SimpleNamespace(PrefixStore=_CountedStore, DistError=dist.DistError)  # type: ignore[assignment]
+    module: Any = rendezvous
+    before, ended = module.dist, [0.0] * ranks
+    module.dist = SimpleNamespace(PrefixStore=_CountedStore, DistError=dist.DistError)
     begin = threading.Barrier(ranks + 1)
 
     def meet(rank: int) -> None:
@@ -81,7 +86,7 @@ def check_in(ranks: int) -> dict[str, Any]:
     try:
         started = _in_threads(meet, ranks, begin)
     finally:
-        rendezvous.dist = before
+        module.dist = before
         store_counts.clear()
     without_polls = [sum(one.values()) - one["poll"] for one in counted]
     return {"requests": sum(without_polls), "first": without_polls[0], "seconds": max(ended) - started}
@@ -130,6 +135,21 @@ def reduction_seconds(ranks: int, *, turns: int = 60) -> float:
     server = _store(0, serves=True)
     groups = _groups([_store(server.port, serves=False) for _ in range(ranks)], lazy=True)
     taken = _reduce(groups, turns=turns)
+    return min(max(one[turn] for one in taken) for turn in range(2, turns))
+
+
+def tree_seconds(ranks: int, *, width: int = TREE_WIDTH, turns: int = 60) -> float:
+    """As ``reduction_seconds``, along a tree of groups of ``width`` ranks, by the code of the stop agreement."""
+    import torch.distributed as dist
+
+    from hpcaccel.runtime.distributed.wide_groups import TreeReduction
+
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
+    server = _store(0, serves=True)
+    stores = [_store(server.port, serves=False) for _ in range(ranks)]
+    trees = [TreeReduction(store, rank, ranks, timeout=LIMIT, width=width) for rank, store in enumerate(stores)]
+    starts = [SimpleNamespace(allreduce=lambda v, tree=tree: tree.start(v[0], dist.ReduceOp.BOR)) for tree in trees]
+    taken = _reduce(starts, turns=turns)
     return min(max(one[turn] for one in taken) for turn in range(2, turns))
 
 

@@ -55,7 +55,8 @@ def agreements(rank):
     for step in range(8):
         agreement.issue(stop=rank == step, save=step == 7, saving=BUSY if rank == 4 else 0)
         found.append(agreement.read())
-    tree = wide_groups.TreeReduction(rank, dist.get_world_size(), timeout=timedelta(seconds=30), width=2)
+    store = dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
+    tree = wide_groups.TreeReduction(store, rank, dist.get_world_size(), timeout=timedelta(seconds=30), width=2)
     value = torch.tensor([1 << rank, rank])
     tree.start(value, dist.ReduceOp.SUM).wait(timedelta(seconds=30))
     return [(one.stop, one.save, one.saving) for one in found], value.tolist()
@@ -72,7 +73,8 @@ def missing(rank):
     import torch
     import torch.distributed as dist
 
-    tree = wide_groups.TreeReduction(rank, 3, timeout=timedelta(seconds=2), width=2)
+    store = dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
+    tree = wide_groups.TreeReduction(store, rank, 3, timeout=timedelta(seconds=2), width=2)
     if rank == 2:
         return "absent"
     work = tree.start(torch.tensor([1]), dist.ReduceOp.BOR)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import count
+from functools import partial
 from typing import Any
 
 __all__ = ["WIDE", "WIDTH", "TreeReduction", "connect_on_demand", "tree_levels"]
@@ -21,8 +21,6 @@ WIDE = 64
 """Largest number of ranks that gloo connects with each other in advance, and that reduce along one ring."""
 WIDTH = 16
 """Number of ranks of a group in the tree."""
-_numbers = count()
-"""Numbers of the trees that this process has created; the same on all ranks."""
 
 
 def connect_on_demand(ranks: int) -> None:
@@ -57,20 +55,20 @@ class TreeReduction:
     """All-reduces of small integer tensors along a tree, one at a time. Creating it is collective.
 
     Args:
-        rank, ranks: this rank's number and the number of ranks in torch's default group, whose ranks all take part.
+        store: a store of torch, with keys for this tree alone, through which the ranks find each other.
+        rank, ranks: this rank's number and the number of ranks.
         timeout: of each operation.
         width: largest number of ranks of a group.
     """
 
-    def __init__(self, rank: int, ranks: int, *, timeout: timedelta, width: int = WIDTH) -> None:
+    def __init__(self, store: Any, rank: int, ranks: int, *, timeout: timedelta, width: int = WIDTH) -> None:
         import torch.distributed as dist  # a single-process program may run without torch
 
-        store = dist.PrefixStore(f"hpcaccel/tree/{next(_numbers)}", dist.distributed_c10d._get_default_store())
         self._top = max(level for level, _ in tree_levels(0, ranks, width))
         # Not by new_group(), which all ranks would have to call for every group. Most ranks are in one group.
         self._groups: list[tuple[int, Any]] = []
         for level, members in tree_levels(rank, ranks, width):
-            place = dist.PrefixStore(f"{level}/{members[0]}", store)
+            place = dist.PrefixStore(f"tree/{level}/{members[0]}", store)
             group = dist.ProcessGroupGloo(place, members.index(rank), len(members), timeout)
             # Never freed: the destructor waits for pending operations, so a rank that fails would hang at its end.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
@@ -82,13 +80,13 @@ class TreeReduction:
 
         reduction, passing_on = dist.AllreduceOptions(), dist.BroadcastOptions()
         reduction.reduceOp, passing_on.rootRank, passing_on.rootTensor = op, 0, 0
-        steps: list[Callable[[], Any]] = [
-            lambda group=group: group.allreduce([tensor], reduction) for _, group in self._groups
-        ]
+        steps = [partial(group.allreduce, [tensor], reduction) for _, group in self._groups]
         # All ranks of the topmost group have the result. Each group's first rank passes it on to the others.
-        for level, group in reversed(self._groups):
-            if level < self._top:
-                steps.append(lambda group=group: group.broadcast([tensor], passing_on))
+        steps += [
+            partial(group.broadcast, [tensor], passing_on)
+            for level, group in reversed(self._groups)
+            if level < self._top
+        ]
         return _ChainedWork(steps)
 
 
@@ -96,7 +94,7 @@ class _ChainedWork:
     """Asynchronous operations, each of which starts when the one before it is complete, in the thread that completes
     it. Has the methods of torch's ``Work`` that ``CollectiveWatchdog`` uses."""
 
-    def __init__(self, steps: list[Callable[[], Any]]) -> None:
+    def __init__(self, steps: Sequence[Callable[[], Any]]) -> None:
         self._steps = iter(steps)
         self._ended = threading.Event()
         self._failure: str | None = None

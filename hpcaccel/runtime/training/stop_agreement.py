@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcaccel.runtime.distributed import wide_groups
@@ -171,7 +172,8 @@ def _bitwise_or(
     rank, ranks = dist.get_rank(control), dist.get_world_size(control)
     if ranks <= wide_groups.WIDE:
         return start, rank, ranks
-    tree = wide_groups.TreeReduction(rank, ranks, timeout=timedelta(seconds=TREE_TIMEOUT_SECONDS))
+    store = dist.PrefixStore(f"hpcaccel/agreement/{next(_trees)}", dist.distributed_c10d._get_default_store())
+    tree = wide_groups.TreeReduction(store, rank, ranks, timeout=timedelta(seconds=TREE_TIMEOUT_SECONDS))
 
     def start_in_tree(values: list[int]) -> tuple[torch.Tensor, Any]:
         tensor = torch.tensor(values, dtype=torch.int64)
@@ -182,6 +184,8 @@ def _bitwise_or(
 
 TREE_TIMEOUT_SECONDS = 1800.0
 """Timeout of the groups in which more than ``wide_groups.WIDE`` ranks agree; as that of the control group."""
+_trees = count()
+"""Numbers of the trees that this process has made; the same on all ranks."""
 
 
 GATHER_EVERY = 50
