@@ -117,10 +117,8 @@ class Protocols:
 
     def simulated(self) -> dict[str, dict[int, float]]:
         """Simulated seconds of what was measured as well, by term and number of ranks."""
-        trees = self.terms["tree all-reduce"].measured
         return {
             "check-in": {size: self.rendezvous(size).seconds for size in self.terms["check-in"].measured if size >= 16},
-            "tree all-reduce": {size: self.agreement_seconds(size, width=MEASURED_WIDTH) for size in trees},
         }
 
     def commit_operations(self, ranks: int) -> float:

@@ -54,7 +54,6 @@ def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[
         for what in ("requests", "descriptors"):
             add(f"group, {kind}: {what} of a rank", what, law, partial(_of_a_rank, made, what), sizes)
     add("one ring all-reduce", "s", "P", store_costs.reduction_seconds, small, fitted=3)
-    add("tree all-reduce", "s", "log P", store_costs.tree_seconds, (8, 16, 32), fitted=3)
     counted = {ranks: commit_costs.operations(ranks) for ranks in RANKS}
     add("commit: operations of a writer", "operations", "constant", lambda p: counted[p]["writer"])
     add("commit: operations of rank 0", "operations", "P", lambda p: counted[p]["first"])
