@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from hpcaccel.checkpoint import CheckpointEngine, node_snapshots, snapshot_parts
+from hpcaccel.checkpoint import CheckpointEngine, node_snapshots, restore_rng, snapshot_parts
+from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.snapshot_parts import Holding, SnapshotKey
+from hpcaccel.checkpoint.snapshot_replicas import SnapshotReplicas, partners_of
 from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
 from hpcaccel.checkpoint_files import snapshot_folder, verify
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
@@ -101,9 +104,7 @@ def test_newest_snapshot_is_loaded_and_the_training_continues_bit_identically(me
     for step in (1, 2, 3, 4, 5):
         training.steps(1)
         take(snapshots, training, step)
-    digest, losses = training.digest(), None
-    from hpcaccel.checkpoint import restore_rng
-
+    digest = training.digest()
     assert snapshots.agree() == SnapshotKey(1, 5, 5)
     losses = training.steps(3)
     assert sorted(path.name for path in folder.path.iterdir()) == ["step_00000004.1.4", "step_00000005.1.5"]
@@ -230,6 +231,69 @@ def test_ranks_on_two_nodes_send_each_other_the_parts_that_a_node_lacks(tmp_path
     ):
         assert (after, step) == (before, 2)
         assert moved == (2 if swap else 0)
+
+
+def lost_node(rank: int, shm: Path, run: Path, wrap: str) -> tuple[str, str, int | None, int]:
+    """Ranks 0 and 1 on node a, rank 2 on node b. Node a is lost: ranks 0 and 1 start again on node c."""
+    snapshot_folder.SHARED_MEMORY = shm
+    training = Training(wrap, seed=1, rank=rank)
+    folder = SnapshotFolder(run, "ab"[rank == 2])
+    snapshots = NodeSnapshots(
+        ranks_of(rank, 3), folder, attempt=1, local_world_size=2, is_local_main=rank != 1, replicas=True
+    )
+    for step in (1, 2, 3):
+        training.steps(1)
+        take(snapshots, training, step, 3)
+    snapshots.agree()
+    dist.barrier()
+    before = training.digest(buffers=False)
+    if rank == 0:
+        shutil.rmtree(folder.path)
+    dist.barrier()
+    again = Training(wrap, seed=2, rank=rank)
+    resume = resume_of(SnapshotFolder(run, "cb"[rank == 2]), rank=rank, world_size=3, main=rank != 1)
+    found = resume.find(committed=None)
+    if found is None:
+        return before, before, None, 0
+    loaded = resume.load(found, again.state())
+    return before, again.digest(buffers=False), loaded.step, found.moved
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
+def test_parts_of_a_lost_node_come_from_the_next_one(tmp_path: Path, wrap: str) -> None:
+    (tmp_path / "shm").mkdir()
+    for before, after, step, moved in run_ranks(lost_node, tmp_path / "shm", tmp_path / "run", wrap, world_size=3):
+        assert (after, step, moved) == (before, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "partners"),
+    [("aabb", [2, 3, 0, 1]), ("aab", [2, 2, 0]), ("abc", [1, 2, 0]), ("abab", [1, 0, 3, 2]), ("aa", None)],
+)
+def test_partner_is_on_the_next_node(nodes: str, partners: list[int] | None) -> None:
+    assert partners_of(nodes) == partners
+
+
+def test_replica_is_refused_without_the_secret_of_this_training(tmp_path: Path) -> None:
+    (tmp_path / "shm").mkdir()
+    assert run_ranks(stranger, tmp_path / "shm", tmp_path / "run") == [True, True]
+
+
+def stranger(rank: int, shm: Path, run: Path) -> bool:
+    """The ranks have different secrets."""
+    snapshot_folder.SHARED_MEMORY = shm
+    folder = SnapshotFolder(run, f"n{rank}")
+    replicas = SnapshotReplicas(ranks_of(rank, 2), folder.path, attempt=1)
+    replicas._secret = bytes([rank]) * 32
+    dist.barrier()
+    record = snapshot_parts.SnapshotRecord(rank, 2, WrittenFile.of(f"rank_{rank:05d}.bin", [0], [64]))
+    refused = False
+    try:
+        replicas.send(SnapshotKey(1, 1, 1), record, memoryview(bytes(64)))
+    except (OSError, EOFError):
+        refused = True
+    dist.barrier()
+    return refused and list(folder.path.iterdir()) == []
 
 
 def missing_rank(rank: int, shm: Path, run: Path) -> list[int | None]:

@@ -38,6 +38,7 @@ class SnapshotManager:
         """Whether snapshots are taken and loaded; the same on all ranks."""
         self._folder: SnapshotFolder | None = None
         self._taking: NodeSnapshots | None = None
+        self._replicas = settings.snapshot_replicas > 0
         self._loads = settings.resume != "never"
 
     # -- taking
@@ -82,6 +83,7 @@ class SnapshotManager:
             attempt=self._place.attempt,
             local_world_size=self._group.env.local_world_size,
             is_local_main=self._is_local_main,
+            replicas=self._replicas,
         )
 
     def commit(self, engine: CheckpointEngine, reason: str, *, deadline: float | None) -> int | None:
@@ -124,6 +126,8 @@ class SnapshotManager:
 
     def remove(self) -> None:
         """Delete the run's snapshots on this node, after the run's end. Not collective."""
+        if self._taking is not None:
+            self._taking.close()
         if self._folder is not None and self._is_local_main and self._place.run is not None:
             from hpcaccel.checkpoint_files import snapshot_folder
 

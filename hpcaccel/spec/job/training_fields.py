@@ -186,6 +186,12 @@ class CheckpointSection(Section):
         "the newest one, without reading a disk. auto: as often as costs less than 1 % of the time; null: no "
         "snapshots. A node without enough memory goes on without them. Request the memory with slurm.mem.",
     )
+    snapshot_replicas: Literal[0, 1] = Field(
+        default=0,
+        description="1: the memory of the next node holds a copy of each node's snapshots, so that after the loss of a "
+        "node, ranks that are started on the other nodes and a new one need not go back to a checkpoint. Takes the "
+        "memory of snapshots twice.",
+    )
     keep: Count | None = Field(default=2, description="How many of the newest checkpoints to keep; null: all.")
     keep_every_steps: Count | None = Field(
         default=None,
