@@ -161,6 +161,12 @@ def _resume(value: Any) -> Any:
     return value
 
 
+def _replicas(value: int) -> int:
+    if value > 1:
+        raise ValueError("must be 0 or 1")
+    return value
+
+
 class CheckpointSection(Section):
     """When to save, what to keep, and what to start from. Ranks that stop to continue later save, too."""
 
@@ -186,7 +192,7 @@ class CheckpointSection(Section):
         "the newest one, without reading a disk. auto: as often as costs less than 1 % of the time; null: no "
         "snapshots. A node without enough memory goes on without them. Request the memory with slurm.mem.",
     )
-    snapshot_replicas: Literal[0, 1] = Field(
+    snapshot_replicas: Annotated[Natural, AfterValidator(_replicas)] = Field(
         default=0,
         description="1: the memory of the next node holds a copy of each node's snapshots, so that after the loss of a "
         "node, ranks that are started on the other nodes and a new one need not go back to a checkpoint. Takes the "
