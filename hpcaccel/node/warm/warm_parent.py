@@ -42,6 +42,8 @@ FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 30.0
 """Interval of the looks whether the rank has loaded torch: doubled after each look."""
 LEAST_BYTES = 1 << 30
 """Nothing is imported as long as the node or the job has less memory left."""
+NICER = 10
+"""The thread that imports has a lower priority than the rank by this number, see nice(2)."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 
@@ -224,8 +226,9 @@ class WarmParent:
 
     def _import(self) -> None:
         try:
-            # This thread runs only while a core is idle. Forked ranks have the usual policy, that of the main thread.
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            # Take little from the ranks if no core is idle. Forked ranks have the priority of the main thread.
+            nice = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, nice + NICER))
         except OSError:
             pass  # it then competes with the rank for some seconds
         set_first_path(self._plan["arguments"])

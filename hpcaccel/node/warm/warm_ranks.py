@@ -192,6 +192,8 @@ class WarmRanks:
         """When the ranks that are left are killed."""
         self._kills = 0
         self._ending = False
+        self._lost_at: float | None = None
+        """When a parent was found to have gone (monotonic clock)."""
 
     def poll(self) -> int | None:
         step = self.step
@@ -206,7 +208,7 @@ class WarmRanks:
         if not self._ending and all_ended and self._may_keep():
             self.kept = True
             return self._code
-        if not self._ending and (all_ended or step.broken):
+        if not self._ending and (all_ended or self._must_end()):
             self._ending = True
             step.send({"do": "end"})
             self._kill_at = time.monotonic() + END_SECONDS
@@ -217,6 +219,12 @@ class WarmRanks:
             self.kill()
         return None
 
+    def _must_end(self) -> bool:
+        """Whether a parent has gone, and the other ranks have had time to end by themselves."""
+        if self._lost_at is None and self.step.broken:
+            self._lost_at = time.monotonic()
+        return self._lost_at is not None and time.monotonic() >= self._lost_at + AFTER_FAILURE_SECONDS
+
     def _note_ends(self) -> None:
         found = [one for rank, one in self.step.connections.items() if one.code is not None and rank not in self._ended]
         # Of ranks whose ends are seen together, one that crashed has not ended because of the others.
@@ -224,6 +232,8 @@ class WarmRanks:
             assert one.code is not None
             self._ended.add(one.rank)
             now = time.monotonic()
+            if self._ending:
+                continue  # ended by this supervisor
             if one.code == 0:
                 if not self.step.local and self._kill_at is None:
                     self._kill_at = now + AFTER_SUCCESS_SECONDS
