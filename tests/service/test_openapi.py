@@ -22,7 +22,7 @@ def document(settings: ServiceSettings) -> Any:
     with settings.client() as client:
         made = client.submit(SPEC, cluster="local")
         until(lambda: client.run(made.run_id).state == "completed")
-    return schemathesis.openapi.from_url(f"{settings.url}/api/v1/openapi.json", headers=HEADERS)
+    return schemathesis.openapi.from_url(f"{settings.url}/api/v1/openapi.json", headers=HEADERS, timeout=180)
 
 
 def test_generated_requests_get_documented_answers(document: Any) -> None:
