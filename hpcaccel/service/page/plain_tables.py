@@ -73,7 +73,9 @@ def profiles_table(found: list[dict[str, Any]], href: Callable[[str], str] | Non
 def _trace(one: dict[str, Any], href: Callable[[str], str] | None) -> Any:
     if not one["name"]:
         return one["detail"]
-    return one["path"] if href is None else html.A("Download", href=href(one["name"]), download=True, className="link")
+    if href is None:
+        return one["path"]
+    return html.A("Download", href=href(one["name"]), download=one["name"].replace("/", "-"), className="link")
 
 
 def usage_tables(usage: Usage | None) -> Any:

@@ -121,7 +121,8 @@ def _log(client: Client, run: str, file: str, find: str) -> tuple[list[Any], lis
     failed = client.traceback(run)
     parts: list[Any] = []
     if failed is not None:
-        title = html.Strong(f"Rank {failed[0]} failed first")
+        hangs = client.run(run).error_class == "hang"
+        title = html.Strong(f"Rank {failed[0]} {'is the one that the others wait for' if hangs else 'failed first'}")
         parts.append(html.Div([title, html.Pre(failed[1])], className="callout is-bad", id="run-traceback"))
     lines = _lines(client, run, file if file in files else MERGED)
     shown = [(source, text) for source, text in lines if find.lower() in text.lower()]
