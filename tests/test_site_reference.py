@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from hpcaccel.node.failures import CAUSES
 from hpcaccel.spec import ClusterProfile
 from hpcaccel_site import PARTS, api_reference, command_reference, environment_reference, run_reference, spec_reference
 from hpcaccel_site.markdown import code, plain
-from tests.test_readme import ROOT
+from tests.test_readme import ROOT, run
 
 DOCS = ROOT / "docs"
 
@@ -98,9 +101,89 @@ def test_page_of_the_api_has_every_public_name() -> None:
     assert {*hpcaccel.__all__, "map"} == {name for name in names if "." not in name}
 
 
-def test_public_names_have_docstrings() -> None:
-    without = [name for name in hpcaccel.__all__ if not getattr(hpcaccel, name).__doc__]
-    assert not without
+def members() -> Iterator[tuple[str, Any]]:
+    """The public names, and the methods and properties of classes that hpcaccel defines."""
+    for name in (*hpcaccel.__all__, "map"):
+        value = getattr(hpcaccel, name)
+        yield name, value
+        for attribute in [one for one in dir(value) if inspect.isclass(value) and not one.startswith("_")]:
+            found = inspect.getattr_static(value, attribute)
+            function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+            if inspect.isfunction(function) and function.__module__.startswith("hpcaccel."):
+                yield f"{name}.{attribute}", function
+
+
+def test_members_of_public_names_have_docstrings_and_types() -> None:
+    found = dict(members())
+    assert len(found) > 300
+    assert [name for name, value in found.items() if not value.__doc__] == []
+    functions = {name: value for name, value in found.items() if inspect.isfunction(value)}
+    assert [name for name, value in functions.items() if "return" not in value.__annotations__] == []
+
+
+def examples() -> dict[str, str]:
+    """The code below ``Example::`` in the docstrings of public names."""
+    found = {}
+    for name, value in members():
+        _, header, rest = inspect.cleandoc(value.__doc__ or "").partition("Example::\n\n")
+        if header:
+            found[name] = inspect.cleandoc("\n" + rest)
+    return found
+
+
+def test_examples_of_docstrings_are_python() -> None:
+    found = examples()
+    assert {"submit", "map", "sweep", "find_run", "stop_gate", "ResultsFile", "log", "Accelerator"} <= set(found)
+    for name, code_of_example in found.items():
+        compile(code_of_example, name, "exec")
+
+
+START = """\
+import math, pathlib, torch, hpcaccel
+from hpcaccel import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+pathlib.Path("job.yaml").write_text("name: gpt\\nentrypoint: {command: ['true']}\\n")
+pathlib.Path("metric.py").write_text("import hpcaccel; hpcaccel.log({'loss': 1.0}, step=1)")
+pathlib.Path("sweep.yaml").write_text(
+    "name: s\\nentrypoint: {script: metric.py}\\n"
+    "sweep: {metric: loss, parameters: {args.lr: {choice: [1, 2]}}, max_trials: 1}\\n"
+)
+model, loss_function = nn.Linear(4, 2), nn.functional.cross_entropy
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dataset = TensorDataset(torch.randn(64, 4), torch.zeros(64, dtype=torch.long))
+loader = DataLoader(dataset, batch_size=16)
+prompts = ["a", "bc"]
+start, train_step, save = 0, lambda: None, str
+"""
+"""Names that the examples use."""
+
+BEFORE = {
+    "Accelerator.gather_for_metrics": "accelerator = Accelerator()\nmodel, loader = accelerator.prepare(model, loader)",
+    "find_run": "hpcaccel.submit('job.yaml', cluster='local').wait()",
+}
+NOT_RUN = {
+    "notebook_launcher": "tests/runtime/test_notebook.py",
+    "load_checkpoint_and_dispatch": "tests/runtime/test_offload_device_map.py",
+}
+"""Examples that need more than these names, with the test that runs such code."""
+
+
+@pytest.mark.chaos
+@pytest.mark.torch
+@pytest.mark.parametrize("name", sorted({*examples()} - {*NOT_RUN}))
+def test_example_of_a_docstring_runs(name: str, tmp_path: Path) -> None:
+    text = "\n".join([START, BEFORE.get(name, ""), examples()[name]])
+    (tmp_path / "example.py").write_text(f"{text}\n")
+    answer = run([sys.executable, "example.py"], tmp_path)
+    assert answer.returncode == 0, answer.stdout
+
+
+@pytest.mark.parametrize("name", NOT_RUN)
+def test_example_that_is_run_elsewhere_exists(name: str) -> None:
+    assert name in examples()
+    assert (ROOT / NOT_RUN[name]).is_file()
 
 
 def test_page_of_causes_has_every_cause_in_order() -> None:

@@ -70,6 +70,19 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
         RankEnvironmentError: the environment describes no usable group of ranks, or the rendezvous failed.
         RuntimeMisuse: a keyword is unknown; a value is not allowed; a shared setting differs from the first
             Accelerator's.
+
+    Example::
+
+        accelerator = Accelerator()
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        for epoch in accelerator.epochs(2):
+            for inputs, targets in loader:
+                loss = loss_function(model(inputs), targets)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+                accelerator.log({"loss": loss})
+                accelerator.checkpoint()
     """
 
     def __init__(

@@ -189,6 +189,7 @@ class ProjectConfiguration:
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | Path | None = None) -> None:
+        """Set ``project_dir``, and ``logging_dir`` to the same folder if it is not set."""
         self.project_dir = None if project_dir is None else str(project_dir)
         if self.logging_dir is None:
             self.logging_dir = self.project_dir

@@ -117,6 +117,10 @@ def notebook_launcher(
         RunFailed: a rank failed (the message has the traceback of the first one), or a node has not joined in time.
         RuntimeMisuse: an argument is not allowed; or there are several ranks, and this process has used a GPU, or
             already has an Accelerator or a process group. The message names the notebook's cell, if it is known.
+
+    Example::
+
+        hpcaccel.notebook_launcher(train, args=(1e-3,), num_processes=2)
     """
     __tracebackhide__ = True  # from the error that a notebook shows
     count = _process_count(num_processes, node_rank=node_rank, num_nodes=num_nodes)

@@ -16,14 +16,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
-    "DeepSpeedSequenceParallelConfig",
-    "ParallelismConfig",
-    "TorchContextParallelConfig",
-    "TorchTensorParallelConfig",
-    "join_dimensions",
-    "sequence_size",
-    "shards_model",
-]
+    "DeepSpeedSequenceParallelConfig", "ParallelismConfig", "TorchContextParallelConfig", "TorchTensorParallelConfig",
+    "join_dimensions", "sequence_size", "shards_model",
+]  # fmt: skip
 
 _VARIABLES = "PARALLELISM_CONFIG_"
 _DIMENSIONS = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
@@ -175,10 +170,7 @@ class ParallelismConfig:
         if self.sp_enabled and self.sp_handler is None:
             self.sp_handler = DeepSpeedSequenceParallelConfig()
         if self.cp_handler is not None and not isinstance(self.cp_handler, TorchContextParallelConfig):
-            raise RuntimeMisuse(
-                f"ParallelismConfig(cp_handler={self.cp_handler!r}): pass a TorchContextParallelConfig, "
-                "from hpcaccel.utils"
-            )
+            raise RuntimeMisuse(f"ParallelismConfig(cp_handler={self.cp_handler!r}): pass a TorchContextParallelConfig")
 
     def _size(self, dimension: str) -> int:
         return getattr(self, f"{dimension}_size") or 1
@@ -188,22 +180,27 @@ class ParallelismConfig:
 
     @property
     def dp_replicate_enabled(self) -> bool:
+        """Whether there are several copies of the model."""
         return self._size("dp_replicate") > 1
 
     @property
     def dp_shard_enabled(self) -> bool:
+        """Whether parameters are sharded over data-parallel ranks."""
         return self._size("dp_shard") > 1
 
     @property
     def tp_enabled(self) -> bool:
+        """Whether tensors are split over ranks."""
         return self._size("tp") > 1
 
     @property
     def cp_enabled(self) -> bool:
+        """Whether sequences are split over ranks by context parallelism."""
         return self._size("cp") > 1
 
     @property
     def sp_enabled(self) -> bool:
+        """Whether sequences are split over ranks by DeepSpeed's sequence parallelism."""
         return self._size("sp") > 1
 
     @property
@@ -223,10 +220,12 @@ class ParallelismConfig:
 
     @property
     def dp_dim_names(self) -> list[str]:
+        """The enabled mesh dimensions whose ranks have different batches."""
         return self._enabled("dp_replicate", "dp_shard")
 
     @property
     def non_dp_dim_names(self) -> list[str]:
+        """The enabled mesh dimensions whose ranks share a batch."""
         return self._enabled("tp", "cp", "sp")
 
     @property
@@ -241,10 +240,12 @@ class ParallelismConfig:
 
     @property
     def fsdp_dim_names(self) -> list[str]:
+        """The mesh dimensions that FSDP uses."""
         return [*self._enabled("dp_replicate"), "dp_shard_cp"]
 
     @property
     def active_mesh_dims(self) -> list[str]:
+        """All enabled mesh dimensions."""
         return self.dp_dim_names + self.non_dp_dim_names
 
     def build_device_mesh(self, device_type: str) -> DeviceMesh | None:

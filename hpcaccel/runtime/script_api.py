@@ -41,6 +41,11 @@ def log(values: Mapping[str, Any], *, step: int | None = None) -> None:
         RuntimeMisuse: ``values`` is not a dict.
         RankEnvironmentError: the variables of this process contradict each other.
         OSError: the metrics file cannot be written.
+
+    Example::
+
+        for step in range(1, 4):
+            hpcaccel.log({"loss": 1 / step}, step=step)
     """
     if not isinstance(values, Mapping):
         raise RuntimeMisuse(f'hpcaccel.log({values!r}): expected a dict of names and values, such as {{"loss": 0.5}}')
@@ -61,6 +66,12 @@ def should_stop() -> bool:
 
     Without an Accelerator this reads the run directory, at most once a second. With several ranks, call it on one rank
     and broadcast the result, because ranks would read at different times.
+
+    Example::
+
+        for step in range(3):
+            if hpcaccel.should_stop():
+                break
     """
     session = _session()
     return _stop_poll.read() if session is None else bool(session.loop.should_stop())

@@ -63,6 +63,10 @@ def sweep(
         ClusterError: there is no Slurm on this machine, or it rejected the workers.
         RunDirectoryError: the directory cannot be written.
         SlurmCommandError: Slurm did not respond.
+
+    Example::
+
+        overview = hpcaccel.sweep("sweep.yaml", cluster="local").wait()
     """
     from hpcaccel.sweeps import start_sweep
 
@@ -93,22 +97,27 @@ class Sweep:
 
     @property
     def path(self) -> Path:
+        """The directory of the sweep."""
         return self.dir.path
 
     @property
     def run_id(self) -> str:
+        """The id, such as ``20261120-153012-4f2a``."""
         return self.dir.run_id
 
     @property
     def name(self) -> str:
+        """The name in the spec."""
         return self.record.name
 
     @property
     def record(self) -> RunRecord:
+        """What was recorded at the submission of the workers: job ids, versions, git commit. Read anew each time."""
         return self._run.record
 
     @property
     def spec(self) -> SweepSpec:
+        """The sweep as it was started: the section ``sweep`` and the job."""
         from hpcaccel.sweeps.definition import read_definition
 
         return read_definition(self.dir).spec

@@ -223,36 +223,45 @@ class PrepareMixin(SessionMixin):
 
     @property
     def device_placement(self) -> bool:
+        """Whether :meth:`prepare` moves models, and prepared loaders move batches, to the device."""
         return self._setup.settings.device_placement
 
     @property
     def split_batches(self) -> bool:
+        """Whether a loader's ``batch_size`` is that of all ranks together, not of each rank."""
         return self._setup.settings.split_batches
 
     @property
     def dispatch_batches(self) -> bool | None:
+        """Whether rank 0 reads all batches and sends each rank its part; None: only for some iterable datasets."""
         return self._setup.settings.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
+        """Whether the last batches are filled up with samples from the start, so that all ranks have as many."""
         return self._setup.settings.even_batches
 
     @property
     def use_seedable_sampler(self) -> bool:
+        """Whether the order of epoch e is drawn with the seed ``data_seed + e``."""
         return self._setup.settings.use_seedable_sampler
 
     @property
     def use_stateful_dataloader(self) -> bool:
+        """Whether iterable datasets are read with torchdata's StatefulDataLoader."""
         return self._setup.settings.use_stateful_dataloader
 
     @property
     def rng_types(self) -> list[str]:
+        """Random generators that are set to rank 0's state at the start of each epoch of a prepared loader."""
         return list(self._setup.settings.rng_types)
 
     @property
     def step_scheduler_with_optimizer(self) -> bool:
+        """Whether prepared schedulers step only when the optimizer has stepped."""
         return self._setup.settings.step_scheduler_with_optimizer
 
     @property
     def non_blocking(self) -> bool:
+        """Whether batches are copied to the device asynchronously."""
         return self._setup.settings.non_blocking

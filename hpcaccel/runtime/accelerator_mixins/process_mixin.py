@@ -47,12 +47,14 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def state(self) -> AcceleratorState:
+        """The state of this training, shared by all of its objects."""
         from hpcaccel.runtime.states.accelerator_state import AcceleratorState
 
         return AcceleratorState(_session=self._setup.session)
 
     @property
     def is_fsdp2(self) -> bool:
+        """Whether models are sharded over the ranks (strategy ``fsdp``)."""
         return self._session.settings.strategy == "fsdp"
 
     @property
@@ -62,6 +64,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
+        """Whether FSDP can be combined with tensor and context parallelism: with strategy ``fsdp``."""
         return self.is_fsdp2
 
     @property
@@ -174,6 +177,13 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
         Raises:
             RuntimeMisuse: shapes or types of tensors differ among the ranks; some ranks do not make this call.
+
+        Example::
+
+            correct = 0
+            for inputs, labels in loader:
+                guesses, labels = accelerator.gather_for_metrics((model(inputs).argmax(1), labels))
+                correct += int((guesses == labels).sum())
         """
         from hpcaccel.runtime.distributed.collectives.padding import gather_for_metrics
 

@@ -50,6 +50,7 @@ class SaveMixin(SessionMixin):
 
     @property
     def project_dir(self) -> str | None:
+        """Folder for checkpoints and logs outside of a run, as given to the constructor; None if none was given."""
         return self._project_dir if self._project_config is None else self._project_config.project_dir
 
     @property

@@ -51,6 +51,7 @@ class TrainingMixin(SessionMixin):
 
     @property
     def mixed_precision(self) -> str:
+        """Precision of the forward pass: ``no``, ``fp16``, ``bf16`` or ``fp8``."""
         return self._session.settings.mixed_precision
 
     @property

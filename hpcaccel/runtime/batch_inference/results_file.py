@@ -63,6 +63,14 @@ class ResultsFile:
             settings; an item cannot be written as JSON; the folder is not shared by all nodes; this process has an
             Accelerator.
         OSError: a file cannot be read or written.
+
+    Example::
+
+        results = hpcaccel.ResultsFile("answers.jsonl", prompts, batch_size=8)
+        with hpcaccel.PartialState().split_between_processes(results.missing) as mine:
+            for batch in results.until_stopped(mine):
+                results.write(batch, [len(prompt) for prompt in batch.items])
+        results.merge()
     """
 
     def __init__(

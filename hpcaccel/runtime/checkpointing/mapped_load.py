@@ -159,6 +159,12 @@ def load_checkpoint_and_dispatch(
 
     Raises:
         CheckpointError, RuntimeMisuse: as in ``load_checkpoint_in_model`` and ``dispatch_model``.
+
+    Example::
+
+        with hpcaccel.init_empty_weights():
+            model = Model()
+        model = hpcaccel.load_checkpoint_and_dispatch(model, "weights/", device_map="auto")
     """
     check_module(model, "load_checkpoint_and_dispatch(model, checkpoint, device_map=...)")
     loading: dict[str, Any] = {"dtype": dtype, "offload_buffers": offload_buffers}

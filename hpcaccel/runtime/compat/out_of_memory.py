@@ -78,6 +78,15 @@ def find_executable_batch_size(
         TypeError: the caller has passed a batch size.
         RuntimeError: no batch size fits: the next one would be zero.
         RuntimeMisuse: other ranks do not return from the function, or do not call it.
+
+    Example::
+
+        @hpcaccel.find_executable_batch_size(starting_batch_size=64)
+        def train(batch_size):
+            loader = DataLoader(dataset, batch_size=batch_size)
+            return len(loader)
+
+        train()  # without the batch size
     """
     if function is None:
         return functools.partial(

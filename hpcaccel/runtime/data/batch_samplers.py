@@ -180,6 +180,11 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
 
     Raises:
         RuntimeMisuse: ``num_batches`` is negative, or ``dataloader`` is not a DataLoader.
+
+    Example::
+
+        for batch in hpcaccel.skip_first_batches(loader, 2):  # begins with the third batch
+            ...
     """
     if not isinstance(dataloader, DataLoader):
         raise RuntimeMisuse(f"skip_first_batches() takes a DataLoader, not {type(dataloader).__name__}")

@@ -105,6 +105,10 @@ class PermutationSampler(Sampler[int]):
 
     Raises:
         RuntimeMisuse: the number of samples is negative or too large.
+
+    Example::
+
+        loader = DataLoader(dataset, batch_size=32, sampler=hpcaccel.PermutationSampler(dataset, seed=0))
     """
 
     def __init__(self, data_source: Sized | int, *, seed: int = 0) -> None:

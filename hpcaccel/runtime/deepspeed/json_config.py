@@ -115,6 +115,7 @@ class ConfigValues:
         return self.hf_ds_config.get_value(ds_key_long, default)
 
     def is_auto(self, ds_key_long: str) -> bool:
+        """Whether the value of the key (``a.b`` for nested keys) is ``"auto"``."""
         return bool(self.get_value(ds_key_long) == AUTO)
 
     def fill_match(

@@ -231,6 +231,7 @@ class DeepSpeedPlugin(ConfigValues):
         self.set_deepspeed_weakref()
 
     def is_zero3_init_enabled(self) -> bool:
+        """The setting ``zero3_init_flag``."""
         return bool(self.zero3_init_flag)
 
     @contextmanager

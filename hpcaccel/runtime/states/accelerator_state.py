@@ -91,6 +91,7 @@ class AcceleratorState(PartialState):
 
     @property
     def initialized(self) -> bool:
+        """Whether a training has begun in this process."""
         return TrainingSession.existing() is not None
 
     @property
@@ -108,26 +109,32 @@ class AcceleratorState(PartialState):
 
     @property
     def mixed_precision(self) -> str:
+        """Precision of the forward pass: ``no``, ``fp16``, ``bf16`` or ``fp8``."""
         return self._session.settings.mixed_precision
 
     @property
     def is_fsdp2(self) -> bool:
+        """Whether models are sharded over the ranks (strategy ``fsdp``)."""
         return self._session.settings.strategy == "fsdp"
 
     @property
     def fsdp_plugin(self) -> Any:
+        """The FSDP settings of the ``Accelerator``; None if it got none."""
         return self._session.handlers.fsdp
 
     @property
     def dynamo_plugin(self) -> Any:
+        """The compiler settings of the ``Accelerator``."""
         return self._session.handlers.dynamo
 
     @property
     def torch_tp_plugin(self) -> Any:
+        """The tensor-parallel settings of the ``Accelerator``; None if it got none."""
         return self._session.handlers.tensor_parallel
 
     @property
     def parallelism_config(self) -> Any:
+        """The mesh sizes of the ``Accelerator``; None if it got none."""
         return self._session.handlers.parallelism
 
     @property

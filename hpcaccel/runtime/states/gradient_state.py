@@ -92,6 +92,7 @@ class GradientState:
 
     @property
     def initialized(self) -> bool:
+        """Whether a training has begun in this process."""
         return TrainingSession.existing() is not None
 
     @property
@@ -123,6 +124,7 @@ class GradientState:
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:
+        """The settings of gradient accumulation, by the names of ``GradientAccumulationPlugin``."""
         return {
             "num_steps": self.num_steps,
             "adjust_scheduler": self.adjust_scheduler,
@@ -157,6 +159,7 @@ class GradientState:
 
     @property
     def in_dataloader(self) -> bool:
+        """Whether the program is in a loop over a prepared loader."""
         return self.active_dataloader is not None
 
     @property

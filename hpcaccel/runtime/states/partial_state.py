@@ -81,6 +81,7 @@ class PartialState(ProcessInfo):
 
     @property
     def initialized(self) -> bool:
+        """Whether this process belongs to a group of ranks already."""
         return World.existing() is not None
 
     @property

@@ -28,6 +28,7 @@ class ProcessInfo:
 
     @property
     def device(self) -> torch.device:
+        """The device of this rank."""
         return self._world.device
 
     @property
@@ -41,10 +42,12 @@ class ProcessInfo:
 
     @property
     def num_processes(self) -> int:
+        """Number of ranks."""
         return self._world.env.world_size
 
     @property
     def process_index(self) -> int:
+        """Number of this rank among all ranks, from 0."""
         return self._world.env.rank
 
     @property
@@ -54,6 +57,7 @@ class ProcessInfo:
 
     @property
     def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
         return self._world.env.rank == 0
 
     @property
@@ -63,6 +67,7 @@ class ProcessInfo:
 
     @property
     def is_last_process(self) -> bool:
+        """Whether this is the rank with the highest number."""
         return self.process_index == self.num_processes - 1
 
     @property

@@ -69,6 +69,14 @@ def stop_gate() -> StopGate:
         RuntimeMisuse: this process has an Accelerator or a ``ResultsFile``, which stops by itself; or this is not the
             main thread, and the launcher has not blocked the signals.
         RankEnvironmentError: the gate's process groups cannot be formed.
+
+    Example::
+
+        gate = hpcaccel.stop_gate()
+        for step in range(start, 1000):
+            train_step()
+            if gate.step(step + 1):
+                gate.leave(checkpoint=save(step + 1))
     """
     global _gate
     if _gate is None or _gate.is_over:

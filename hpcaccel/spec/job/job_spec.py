@@ -176,6 +176,7 @@ class JobSpec(Section):
 
     @classmethod
     def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
+        """Conflicts between ``values``, which may not be validated yet. Values of a wrong type are ignored."""
         found = super().conflicts(values)
         components = values.get("components")
         if isinstance(components, Mapping) and components and _part(values, "resilience").get("chain") is not None:
@@ -216,6 +217,7 @@ class JobSpec(Section):
 
     @property
     def ranks_per_node(self) -> int:
+        """Number of ranks on each node: ``slurm.ntasks_per_node``, else one per GPU, else 1."""
         return self.slurm.ranks_per_node
 
     def of_component(self, name: str) -> "JobSpec":

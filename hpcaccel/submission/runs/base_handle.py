@@ -47,18 +47,22 @@ class Handle:
 
     @property
     def path(self) -> Path:
+        """The run directory."""
         return self.dir.path
 
     @property
     def run_id(self) -> str:
+        """The id, such as ``20261120-153012-4f2a``."""
         return self.dir.run_id
 
     @property
     def record(self) -> RunRecord:
+        """What was recorded at the submission: job ids, versions, git commit. Read anew each time."""
         return read_record(self.dir)
 
     @property
     def name(self) -> str:
+        """The name in the spec."""
         return self.record.name
 
     @property
@@ -159,7 +163,11 @@ class Handle:
         return LOOK_SECONDS
 
     def stop(self, then: control.Then = "pause") -> None:
-        """Stop the run after a save; see :func:`hpcaccel.submission.runs.control.request_stop`."""
+        """Stop the run after a save; see :func:`hpcaccel.submission.runs.control.request_stop`.
+
+        Args:
+            then: ``pause`` until :meth:`resume`, ``requeue`` the job, or ``finish``: end the loop as if it were done.
+        """
         control.request_stop(self.dir, then=then, slurm=self._slurm)
 
     def save(self) -> None:

@@ -63,6 +63,11 @@ def find_run(
 
     Raises:
         RunNotFound: no run, or more than one, matches; the message lists similar runs.
+
+    Example::
+
+        run = hpcaccel.find_run("gpt")  # the latest run of this name
+        run.stop()
     """
     if not token:
         raise RunNotFound("the run name is empty: give a run ID, a name, a job ID or a path")

@@ -43,6 +43,7 @@ class Run(Handle):
 
     @property
     def ranks(self) -> int:
+        """Number of ranks if the run starts with its smallest number of nodes."""
         return read_launch(self.dir).ranks
 
     def log(self, rank: int = 0, *, attempt: int | None = None) -> Path:

@@ -73,6 +73,11 @@ def submit(
         RunDirectoryError: the run directory cannot be written.
         RunNotFound, CheckpointError: ``from_run`` is not a valid checkpoint.
         SlurmCommandError: Slurm did not respond.
+
+    Example::
+
+        run = hpcaccel.submit("job.yaml", cluster="local", overrides=["slurm.time=10"])
+        print(run.wait().state, run.path)
     """
     prepared = prepare(
         target,
@@ -164,6 +169,11 @@ def map(
 
     Raises:
         UserError: there are no items, or one cannot be pickled. Also the errors of :func:`hpcaccel.submit`.
+
+    Example::
+
+        array = hpcaccel.map(math.sqrt, [1, 4, 9], spec={"slurm": {"time": 5}}, cluster="local")
+        print(array.results())  # [1.0, 2.0, 3.0]
     """
     if not (calls := list(zip(*items, strict=False))):
         raise UserError("hpcaccel.map() got no items: pass at least one")
