@@ -105,6 +105,8 @@ INTERNAL = (
              "Set if a trial has ended well in this allocation: its nodes need no further check."),
     Variable("HPCACCEL_SLOT", "sweep worker", "ranks of a trial", "",
              "The trial's share of the worker's GPUs (`sweep.pack`), as `number/of`."),
+    Variable("HPCACCEL_WARM", "supervisor", "the rank's shim", "",
+             "With `resilience.warm_restart`: how the parent process of a rank reaches the supervisor (JSON)."),
     Variable("HPCACCEL_LAUNCH_MARK", "`hpcaccel launch`", "its guard", "",
              "Mark of ranks and their children, by which leftovers are found and ended."),
     Variable("HPCACCEL_PROFILES", "a command from another machine", "all commands", "",
