@@ -25,7 +25,7 @@ def recorded():
     from scale.group_protocols import Protocols
 
     terms, constants = measuring.load()
-    return Protocols(terms, constants["store_request_seconds"])
+    return Protocols.of(terms, constants)
 
 
 def test_server_serves_one_request_after_the_other_in_order_of_arrival():

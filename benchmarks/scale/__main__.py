@@ -35,7 +35,7 @@ def main() -> int:
         measuring.save(terms, constants)
     print(f"constants of: {constants['machine']}")
     passed = show_terms(terms)
-    protocols = Protocols(terms, constants["store_request_seconds"])
+    protocols = Protocols.of(terms, constants)
     passed = show_simulated(protocols) and passed
     show_protocols(protocols)
     show_lost_time()
@@ -80,11 +80,11 @@ def show_protocols(protocols: Protocols) -> None:
         for lazy, width in ((False, 12), (True, 9)):
             requests, seconds = protocols.group_requests(ranks, lazy=lazy), protocols.group_seconds(ranks, lazy=lazy)
             groups += f"{requests:>{width},.0f} req {seconds:8.2f} s"
-        one_ring = 1e3 * protocols.agreement_seconds(ranks, width=None)
+        one_ring = 1e3 * protocols.ring_seconds(ranks)
         tree = 1e3 * protocols.agreement_seconds(ranks)
         print(
             f"{ranks:>8,}{met.requests:>9,} req {met.seconds:6.2f} s{groups}"
-            f"   ring {one_ring:7.1f}, tree {tree:5.1f} ms"
+            f"   ring {one_ring:7.1f}, used {tree:5.1f} ms"
         )
     print(f"\n{'ranks':>8}{'operations of rank 0':>22}{'commit after the last file':>32}{'index':>14}{'entries':>10}")
     for ranks in SIZES:

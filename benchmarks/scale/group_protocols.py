@@ -6,7 +6,9 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+from hpcaccel.runtime.distributed.wide_groups import WIDE, WIDTH
 from scale.cost_term import CostTerm
 from scale.event_clock import EventClock, QueueServer
 
@@ -15,10 +17,8 @@ __all__ = ["OPERATION_SECONDS", "Protocols", "Rendezvous"]
 OPERATION_SECONDS = (0.0002, 0.002)
 """Assumed times of one metadata operation on a shared file system, idle and under load. The operations are counted on a
 local disk, where they take microseconds."""
-WIDTH = 16
-"""Ranks of one group in the tree of the stop agreement."""
 MEASURED_WIDTH = 4
-"""The same in the measured trees, see ``store_costs``."""
+"""Ranks of a group in the measured trees, so that few ranks make several levels."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,17 @@ class Protocols:
     Args:
         terms: cost terms by name, see ``measuring``.
         request_seconds: time in which the store serves one request.
+        cores: of the machine that measured.
     """
 
     terms: dict[str, CostTerm]
     request_seconds: float
+    cores: int = 2
+
+    @classmethod
+    def of(cls, terms: dict[str, CostTerm], constants: dict[str, Any]) -> Protocols:
+        """The protocols by what ``measuring`` has measured or read."""
+        return cls(terms, constants["store_request_seconds"], constants["cores"])
 
     def rendezvous(self, ranks: int, *, start_seconds: float = 0.0, seed: int = 0) -> Rendezvous:
         """Simulate the check-in: each rank sends its requests one after the other, rank 0 polls a counter every 10 ms,
@@ -98,26 +105,30 @@ class Protocols:
         """Time of one message between two ranks, from the ring all-reduce of one number: 2 (P - 1) messages in turn."""
         return self.terms["one ring all-reduce"].coefficients[1] / 2
 
-    def agreement_seconds(self, ranks: int, *, width: int | None = WIDTH) -> float:
-        """Seconds of one stop agreement.
+    @property
+    def tree_message_seconds(self) -> float:
+        """The same in a tree, where Python starts each operation, from the smallest measured tree."""
+        ranks, seconds = min(self.terms["tree all-reduce"].measured.items())
+        return seconds / _messages(ranks, MEASURED_WIDTH, self.cores)
 
-        Args:
-            width: ranks of a group in a tree of groups; None for a single ring of all ranks.
-        """
-        if width is None or ranks <= width:
-            return 2 * (ranks - 1) * self.message_seconds
-        messages, left = 0, ranks
-        while left > 1:
-            group = min(width, left)
-            messages += 2 * (group - 1)
-            if left > width:  # below the topmost group, the result is broadcast on the way back
-                messages += math.ceil(math.log2(group))
-            left = -(-left // width)
-        return messages * self.message_seconds
+    def ring_seconds(self, ranks: int) -> float:
+        """Seconds of an all-reduce along one ring of all ranks."""
+        return _messages(ranks, ranks) * self.message_seconds
+
+    def agreement_seconds(self, ranks: int) -> float:
+        """Seconds of a stop agreement: along a ring up to ``WIDE`` ranks, else along a tree of groups."""
+        if ranks <= WIDE:
+            return self.ring_seconds(ranks)
+        return _messages(ranks, WIDTH) * self.tree_message_seconds
 
     def simulated(self) -> dict[str, dict[int, float]]:
         """Simulated seconds of what was measured as well, by term and number of ranks."""
+        trees = self.terms["tree all-reduce"].measured
         return {
+            "tree all-reduce": {
+                size: _messages(size, MEASURED_WIDTH, self.cores) * self.tree_message_seconds
+                for size in sorted(trees)[1:]
+            },
             "check-in": {size: self.rendezvous(size).seconds for size in self.terms["check-in"].measured if size >= 16},
         }
 
@@ -129,3 +140,21 @@ class Protocols:
         """Seconds from the last written file to the commit: rank 0's operations in turn, and the index."""
         computed = self.terms["commit: gather"].predict(ranks) + self.terms["commit: publish"].predict(ranks)
         return self.commit_operations(ranks) * operation_seconds + computed
+
+
+def _messages(ranks: int, width: int, cores: int | None = None) -> float:
+    """Messages one after the other in an all-reduce along a tree of groups of ``width`` ranks.
+
+    Args:
+        cores: number of cores that do the work of all ranks; None if each rank has one. The groups of a level then take
+            turns.
+    """
+    messages, left = 0.0, ranks
+    while left > 1:
+        group, groups = min(width, left), -(-left // width)
+        rounds = 1.0 if cores is None else max(1.0, groups / cores)
+        messages += rounds * 2 * (group - 1)
+        if groups > 1:  # below the topmost group, the result is broadcast on the way back
+            messages += rounds * (math.ceil(math.log2(group)) if cores is None else group - 1)
+        left = groups
+    return messages

@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scale import commit_costs, record_costs, store_costs
+from scale import commit_costs, record_costs, store_costs, tree_costs
 from scale.cost_term import CostTerm
+from scale.group_protocols import MEASURED_WIDTH
 
 __all__ = ["CONSTANTS", "load", "measure", "save"]
 
@@ -53,7 +54,16 @@ def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[
         made = {ranks: store_costs.group_creation(ranks, lazy=kind == "lazy") for ranks in sizes}
         for what in ("requests", "descriptors"):
             add(f"group, {kind}: {what} of a rank", what, law, partial(_of_a_rank, made, what), sizes)
-    add("one ring all-reduce", "s", "P", store_costs.reduction_seconds, small, fitted=3)
+    rings, trees = (2, 4, 8, 16, 32), (8, 16, 32)
+    add("one ring all-reduce", "s", "P", lambda p: tree_costs.reduction_seconds(p, p), rings, fitted=3)
+    add(
+        "tree all-reduce",
+        "s",
+        "log P",
+        lambda p: tree_costs.reduction_seconds(p, MEASURED_WIDTH),
+        trees,
+        fitted=len(trees),
+    )
     counted = {ranks: commit_costs.operations(ranks) for ranks in RANKS}
     add("commit: operations of a writer", "operations", "constant", lambda p: counted[p]["writer"])
     add("commit: operations of rank 0", "operations", "P", lambda p: counted[p]["first"])
@@ -74,6 +84,7 @@ def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[
     progress("a request at the store")
     constants = {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        "cores": os.cpu_count() or 1,
         "store_request_seconds": min(store_costs.request_seconds() for _ in range(TURNS)),
     }
     return terms, constants

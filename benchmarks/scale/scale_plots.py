@@ -33,8 +33,8 @@ def _protocols(protocols: Protocols, path: Path) -> Path:
         "check-in": lambda ranks: protocols.rendezvous(ranks).seconds,
         "a group, full mesh": lambda ranks: protocols.group_seconds(ranks, lazy=False),
         "a group, on demand": lambda ranks: protocols.group_seconds(ranks, lazy=True),
-        "stop agreement, one ring": lambda ranks: protocols.agreement_seconds(ranks, width=None),
-        "stop agreement, tree": protocols.agreement_seconds,
+        "a ring of all ranks": protocols.ring_seconds,
+        "stop agreement": protocols.agreement_seconds,
     }
     for label, curve in curves.items():
         left.loglog(RANKS, [curve(ranks) for ranks in RANKS], marker=".", label=label)

@@ -1,4 +1,4 @@
-"""Measurements of the rendezvous and of process groups: requests at the store, seconds, messages of a reduction.
+"""Measurements of the rendezvous and of process groups: requests at the store, and seconds.
 
 The ranks are threads of one process, each with a connection of its own to a real TCPStore, and run hpcaccel's code.
 Requests are counted between the code and torch's store.
@@ -15,13 +15,9 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from scale.group_protocols import MEASURED_WIDTH
-
-__all__ = ["check_in", "group_creation", "reduction_seconds", "request_seconds", "tree_seconds"]
+__all__ = ["check_in", "group_creation", "request_seconds"]
 
 LIMIT = timedelta(seconds=120)
-TREE_WIDTH = MEASURED_WIDTH
-"""Ranks of a group in the measured trees, so that few ranks make several levels."""
 
 
 class _CountedStore:
@@ -128,29 +124,6 @@ def group_creation(ranks: int, *, lazy: bool) -> dict[str, Any]:
         "requests": sum(sum(counter.requests.values()) for counter in counters),
         "descriptors": sockets,
     }
-
-
-def reduction_seconds(ranks: int, *, turns: int = 60) -> float:
-    """Seconds of an all-reduce of one number among ``ranks`` threads: the fastest of ``turns`` on the slowest rank."""
-    server = _store(0, serves=True)
-    groups = _groups([_store(server.port, serves=False) for _ in range(ranks)], lazy=True)
-    taken = _reduce(groups, turns=turns)
-    return min(max(one[turn] for one in taken) for turn in range(2, turns))
-
-
-def tree_seconds(ranks: int, *, width: int = TREE_WIDTH, turns: int = 60) -> float:
-    """As ``reduction_seconds``, along a tree of groups of ``width`` ranks, by the code of the stop agreement."""
-    import torch.distributed as dist
-
-    from hpcaccel.runtime.distributed.wide_groups import TreeReduction
-
-    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
-    server = _store(0, serves=True)
-    stores = [_store(server.port, serves=False) for _ in range(ranks)]
-    trees = [TreeReduction(store, rank, ranks, timeout=LIMIT, width=width) for rank, store in enumerate(stores)]
-    starts = [SimpleNamespace(allreduce=lambda v, tree=tree: tree.start(v[0], dist.ReduceOp.BOR)) for tree in trees]
-    taken = _reduce(starts, turns=turns)
-    return min(max(one[turn] for one in taken) for turn in range(2, turns))
 
 
 def _reduce(groups: list[Any], *, turns: int) -> list[list[float]]:
