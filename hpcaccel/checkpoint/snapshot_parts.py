@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from hpcaccel.errors import Damaged
 
 __all__ = [
     "Holding",
+    "MappedFile",
     "SnapshotKey",
     "SnapshotRecord",
     "complete",
@@ -98,6 +100,42 @@ class Holding(NamedTuple):
     rank: int
     world_size: int
     bytes: int
+
+
+class MappedFile:
+    """The file of a part, read like a ``StoredFile`` of a checkpoint, but without copies: it lies in memory.
+
+    Raises:
+        Damaged: the file is missing or empty. ``parts`` also raises this error if the file is too short.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise Damaged(f"{path} is missing") from None
+        try:
+            # Private and writable, because ctypes reads from writable buffers only. Nothing is written.
+            self._view = memoryview(
+                mmap.mmap(self.descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            )
+        except ValueError:
+            os.close(self.descriptor)
+            raise Damaged(f"{path} is empty") from None
+
+    def prefetch(self, offset: int, length: int) -> None:
+        pass
+
+    def read(self, offset: int, length: int, key: str) -> bytearray:
+        """Read ``length`` bytes from ``offset``. ``key`` is the name of the tensor, for error messages."""
+        return bytearray(b"".join(self.parts(offset, length, key)))
+
+    def parts(self, offset: int, length: int, key: str) -> Iterator[memoryview]:
+        """Like ``read``, but yields the bytes without copying them."""
+        if offset + length > len(self._view):
+            raise Damaged(f"{self.path} ends before byte {offset + length}, inside {key}")
+        yield self._view[offset : offset + length]
 
 
 def publish(folder: Path, key: SnapshotKey, record: SnapshotRecord, file: Path) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,8 +19,8 @@ from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.loading import LoadedCheckpoint, restore
 from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
-from hpcaccel.checkpoint.shard_files import rank_file
-from hpcaccel.checkpoint.snapshot_parts import Holding, SnapshotKey, SnapshotRecord
+from hpcaccel.checkpoint.shard_files import StoredFile, rank_file
+from hpcaccel.checkpoint.snapshot_parts import Holding, MappedFile, SnapshotKey, SnapshotRecord
 from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.errors import CheckpointError
@@ -109,7 +110,7 @@ class SnapshotResume:
         what = f"the snapshot of step {found.key.step} in memory cannot be loaded"
         content, index_text = self._ranks.reduce(what, lambda: self._own_records(found), _manifest_of)
         index = Index.from_json(index_text)
-        reader = ShardReader(place, index)
+        reader = MemoryReader(place, index)
         fetch = partial(self._fetch, what, found)
         fetch(index.files_of(SHARED_TREE) if self._ranks.is_first else set())
         tree_text = self._ranks.first(what, lambda: reader.read_bytes(SHARED_TREE))
@@ -174,6 +175,25 @@ class SnapshotResume:
             content = torch.frombuffer(mmap.mmap(opened.fileno(), size), dtype=torch.uint8)
             for chunk in content.split(CHUNK_BYTES):
                 self._ranks.exchange(chunk, source=source, target=target)
+
+
+class MemoryReader(ShardReader):
+    """Reads the parts of a snapshot from this node's memory."""
+
+    @contextmanager
+    def _files(self) -> Iterator[Callable[[str], StoredFile]]:
+        opened: dict[str, MappedFile] = {}
+
+        def open_file(name: str) -> StoredFile:
+            if name not in opened:
+                opened[name] = MappedFile(self._directory / name)
+            return cast(StoredFile, opened[name])  # the same methods
+
+        try:
+            yield open_file
+        finally:
+            for file in opened.values():
+                os.close(file.descriptor)
 
 
 def _is_older(key: SnapshotKey, committed: dict[str, Any] | None) -> bool:
