@@ -14,21 +14,22 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.records import PROTOCOL
 from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import RankEnvironmentError
-from hpcaccel.node.allocation import SLOT, Slot
-from hpcaccel.node.warm.start_warm import continue_as_rank
-from hpcaccel.node.warm.warm_channel import WARM
 from hpcaccel.slurm import hostlist
+
+if TYPE_CHECKING:
+    from hpcaccel.node.allocation import Slot
 
 __all__ = [
     "LONGEST",
     "RESUME_ARGS",
+    "WARM",
     "attempt_variables",
     "become",
     "become_program",
@@ -45,6 +46,11 @@ __all__ = [
 
 RESUME_ARGS = "HPCACCEL_RESUME_ARGS"
 """Environment variable with further arguments for the program, as a JSON list."""
+_SLOT = "HPCACCEL_SLOT"
+"""``SLOT`` of ``node.allocation``, which this module imports only for a trial that shares its GPUs: each rank waits for
+the imports here."""
+WARM = "HPCACCEL_WARM"
+"""Environment variable of the ranks' shim: how its warm parent reaches the supervisor (JSON)."""
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 """Variables in which Slurm lists a step's GPUs, of NVIDIA, AMD and Intel. It may set all of them."""
 AMD_DRIVER = Path("/dev/kfd")
@@ -89,6 +95,8 @@ def become_program(run: RunDir) -> NoReturn:
         )
     command = _command(run, launch, environment)
     if address is not None:
+        from hpcaccel.node.warm.start_warm import continue_as_rank
+
         continue_as_rank(address, command, environment)
     if launch.launcher == "torchrun" or "SLURM_STEP_ID" in environment:
         log_to(run.rank_log(int(environment["HPCACCEL_ATTEMPT"]), environment["RANK"]))
@@ -189,8 +197,10 @@ def rank_environment(run: RunDir, launch: LaunchSpec, env: dict[str, str]) -> di
     env.setdefault("WORLD_SIZE", str(launch.ranks))
     own = attempt_variables(run, int(env.get("HPCACCEL_ATTEMPT", "1")), rank=int(env["RANK"]))
     env.update({"TORCHELASTIC_RUN_ID": own["TORCHELASTIC_RUN_ID"], **env, "HPCACCEL_METRICS": own["HPCACCEL_METRICS"]})
-    if SLOT in env and any(env.get(name) for name in GPU_VARIABLES):
-        _restrict_gpus(env, Slot.parse(env.pop(SLOT)))
+    if _SLOT in env and any(env.get(name) for name in GPU_VARIABLES):
+        from hpcaccel.node.allocation import Slot
+
+        _restrict_gpus(env, Slot.parse(env.pop(_SLOT)))
     if launch.pythonpath:
         env["PYTHONPATH"] = python_path(launch, env)
     if launch.loader_shield is not None and not launch.cooperative:

@@ -1,4 +1,4 @@
-"""Tests that arguments reach the program byte for byte, through the YAML spec, spec.json, the rank's shim and exec."""
+"""The ranks' shim: arguments reach the program byte for byte, through the YAML spec, spec.json, the shim and exec."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node import rank
+from hpcaccel.node.allocation import SLOT
 from hpcaccel.spec import load_spec
 from hpcaccel.submission.entrypoint.entry import find_entry, launch_spec
 
@@ -80,3 +82,12 @@ def arrives(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], l
 @example(arguments=["", "-x", "--", "#", " ", "~", "null", "0123", "yes", "x" * 10_000, "".join(PIECES) * 300])
 def test_arguments_arrive_byte_for_byte(arrives: Callable[[list[str]], list[str]], arguments: list[str]) -> None:
     assert arrives(arguments) == arguments
+
+
+def test_the_shim_imports_what_each_rank_needs_and_no_more() -> None:
+    code = "import sys, hpcaccel.node.rank; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "hpcaccel.core.launch_spec" in loaded
+    for name in ("hpcaccel.node.allocation", "hpcaccel.node.batch", "ctypes", "socket", "subprocess"):
+        assert name not in loaded
+    assert rank._SLOT == SLOT

@@ -25,8 +25,8 @@ from hpcaccel.node.environment.containers import Wrapped, into_container
 from hpcaccel.node.environment.staging import STAGE_DIR
 from hpcaccel.node.launchers.local_ranks import LocalAgent, LocalRanks
 from hpcaccel.node.launchers.srun_ranks import STEP_FILE, SrunRanks
-from hpcaccel.node.rank import RESUME_ARGS, attempt_variables, rank_arguments
-from hpcaccel.node.warm.warm_channel import WARM, WarmConnection, WarmListener
+from hpcaccel.node.rank import RESUME_ARGS, WARM, attempt_variables, rank_arguments
+from hpcaccel.node.warm.warm_channel import WarmConnection, WarmListener
 from hpcaccel.node.warm.warm_ranks import WarmRanks, WarmStep
 
 __all__ = ["RankProcesses", "rank_command", "run_on_each_node", "share_gpus", "start_ranks"]

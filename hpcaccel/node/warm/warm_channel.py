@@ -26,10 +26,8 @@ from typing import Any
 
 from hpcaccel.core.durable_files import LineSplitter, json_line
 
-__all__ = ["WARM", "WarmConnection", "WarmListener", "connect"]
+__all__ = ["WarmConnection", "WarmListener", "connect"]
 
-WARM = "HPCACCEL_WARM"
-"""Environment variable of the ranks' shim: how its warm parent reaches the supervisor (JSON)."""
 TIMEOUT_SECONDS = 20.0
 
 
@@ -149,7 +147,7 @@ class WarmListener:
         self._server.setblocking(False)
         _wake_at_input(self._server)
         self.address = {"host": host, "port": self._server.getsockname()[1], "token": self._token}
-        """The value of ``WARM`` for the step's tasks."""
+        """The value of ``WARM`` (``node.rank``) for the step's tasks."""
         self._greeted: list[tuple[socket.socket, LineSplitter, str, float]] = []
         """Connections whose parent has not yet proved that it has the token, with this side's random number and the
         time by which it must have done so."""
