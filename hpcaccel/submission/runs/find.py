@@ -67,7 +67,7 @@ def find_run(
     Example::
 
         run = hpcaccel.find_run("gpt")  # the latest run of this name
-        run.stop()
+        print(run.status().state)
     """
     if not token:
         raise RunNotFound("the run name is empty: give a run ID, a name, a job ID or a path")

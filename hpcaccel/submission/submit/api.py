@@ -172,7 +172,7 @@ def map(
 
     Example::
 
-        array = hpcaccel.map(math.sqrt, [1, 4, 9], spec={"slurm": {"time": 5}}, cluster="local")
+        array = hpcaccel.map(math.sqrt, [1, 4, 9], spec={"name": "roots"}, cluster="local")
         print(array.results())  # [1.0, 2.0, 3.0]
     """
     if not (calls := list(zip(*items, strict=False))):
