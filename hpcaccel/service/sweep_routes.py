@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -77,43 +78,38 @@ def sweep_routes(source: RunSource, settings: ServiceSettings) -> APIRouter:
     @routes.post("/sweeps", status_code=201, responses=SUBMITTED, openapi_extra=SPEC_BODY)
     def start(asked: Annotated[SpecRequest, Depends(read_spec_request)]) -> JsonAnswer:
         """Start a sweep: a spec with a section ``sweep``."""
-        there = source.remote.commands(chosen_profile(asked.cluster))
-        if there is None:
-            started = _start(asked, settings)
-        else:
-            started = SubmittedRun(**asdict(submit_there(there, asked, settings, is_sweep=True)))
+        started = _start(source, asked, settings)
         source.changed()
         return started.answer()
 
     @routes.post("/sweeps/{run_id}/stop", status_code=202, response_model=ActionAnswer)
     def stop(run_id: RunId) -> JsonAnswer:
         """Let the trials save and stop; resume continues them."""
-        found = source.steered_sweep(run_id)
-        found.stop()
-        return _accepted(source, found, "stop")
+        return _steered(source, run_id, "stop", lambda sweep: sweep.stop())
 
     @routes.post("/sweeps/{run_id}/cancel", status_code=202, response_model=ActionAnswer)
     def cancel(run_id: RunId) -> JsonAnswer:
         """End the workers now; resume continues the trials from their checkpoints."""
-        found = source.steered_sweep(run_id)
-        found.cancel()
-        return _accepted(source, found, "cancel")
+        return _steered(source, run_id, "cancel", lambda sweep: sweep.cancel())
 
     @routes.post("/sweeps/{run_id}/resume", status_code=202, response_model=ActionAnswer)
     def resume(run_id: RunId, body: Annotated[ResumeBody | None, Body()] = None) -> JsonAnswer:
         """Continue the sweep with new workers; an override such as sweep.max_trials=200 allows more trials."""
-        found = source.steered_sweep(run_id)
-        found.resume(changes=[] if body is None else body.overrides)
-        return _accepted(source, found, "resume")
+        changes = [] if body is None else body.overrides
+        return _steered(source, run_id, "resume", lambda sweep: sweep.resume(changes=changes))
 
     return routes
 
 
-def _accepted(source: RunSource, sweep: Sweep | RemoteSweep, action: str) -> JsonAnswer:
+def _steered(source: RunSource, token: str, action: str, act: Callable[[Sweep | RemoteSweep], object]) -> JsonAnswer:
+    sweep = source.steered_sweep(token)
+    act(sweep)
     return accepted(source, open_run(sweep.path) if isinstance(sweep, Sweep) else sweep, action)
 
 
-def _start(asked: SpecRequest, settings: ServiceSettings) -> SubmittedRun:
+def _start(source: RunSource, asked: SpecRequest, settings: ServiceSettings) -> SubmittedRun:
+    if (there := source.remote.commands(chosen_profile(asked.cluster))) is not None:
+        return SubmittedRun(**asdict(submit_there(there, asked, settings, is_sweep=True)))
     key = asked.idempotency_key
     with once_or_always(key) as once:
         if (earlier := once.earlier()) is not None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,3 +133,40 @@ def _answers(port: int) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+@pytest.mark.chaos
+def test_an_agent_on_the_laptop_submits_to_a_cluster_and_cancels(node: LoginNode) -> None:
+    """``hpcaccel mcp`` connects by itself; the login does not touch its standard input, which carries the protocol."""
+    pytest.importorskip("mcp")
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    spec = node.project().read_text()
+    words = ["-m", "hpcaccel", "mcp", "--allow-actions"]
+    server = StdioServerParameters(command=sys.executable, args=words, env=node.environment(), cwd=node.client)
+
+    async def call(agent: Any, tool: str, **arguments: Any) -> Any:
+        answer = await agent.call_tool(tool, arguments)
+        text = "\n".join(getattr(one, "text", "") for one in answer.content)
+        assert not answer.is_error, text
+        return text
+
+    async def talk() -> None:
+        async with stdio_client(server) as (reading, writing), ClientSession(reading, writing) as agent:
+            await agent.initialize()
+            assert '"name": "alps"' in await call(agent, "clusters")
+            asked = {
+                "yaml": spec, "cluster": "alps", "directory": str(node.client / "project"),
+                "idempotency_key": "agent-0001",
+            }  # fmt: skip
+            await call(agent, "validate_spec", yaml=spec, cluster="alps", directory=asked["directory"])
+            assert '"gpu"' in await call(agent, "plan", yaml=spec, cluster="alps", directory=asked["directory"])
+            first, again = [json.loads(await call(agent, "submit", **asked)) for _ in range(2)]
+            assert (first["run_id"], again["repeated"]) == (again["run_id"], True)
+            assert json.loads(await call(agent, "run_status", run=first["run_id"]))["state"] == "pending"
+            await call(agent, "logs", run=first["run_id"])
+            assert "cancelled" in await call(agent, "cancel", run=first["run_id"])
+
+    asyncio.run(asyncio.wait_for(talk(), 280))
+    assert [job[2] for job in node.jobs()] == ["CANCELLED"]

@@ -96,8 +96,6 @@ class LoginNode:
         words = self.commands[-1]
         if words[0] == "resume" and self.secrets:
             secrets({"frame": "secrets", "names": self.secrets}, b"")
-        if words[-1] == "nowhere":
-            return {"code": 2}, {"err": b"error: no run 'nowhere'\n"}
         run = {**RUN, "state": self.state}
         if words[:2] == ["sweep", "status"]:
             run["job_ids"] = ["8", "9"]
@@ -149,10 +147,20 @@ class Program:
             self._node.breaks -= 1
             self._input.close()
             raise ConnectionLost("the connection was lost")
-        if (what := self._node.questions[-1]["what"]) in self._node.readings:
+        question = self._node.questions[-1]
+        if question["what"] == "overview":
+            self._overview(question["run"])
+            return
+        if (what := question["what"]) in self._node.readings:
             self._send("reading", json.dumps(self._node.readings[what]).encode())
             return
         self._input.write(line)
+
+    def _overview(self, run: str) -> None:
+        if run == "nowhere":
+            self._send("reading", error="no run 'nowhere'", kind="RunNotFound")
+            return
+        self._send("reading", json.dumps({**RUN, "state": self._node.state}).encode())
 
     def end_input(self) -> None:
         self._input.close()

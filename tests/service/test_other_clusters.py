@@ -101,7 +101,7 @@ def test_nobody_waits_for_a_cluster_that_was_lost(laptop: Client, login_node: Lo
 
 
 def test_what_is_not_there_and_what_is_not_possible_is_said(laptop: Client, login_node: LoginNode) -> None:
-    with pytest.raises(ServiceError, match="no run 'nowhere'"):
+    with pytest.raises(RunNotFound, match="no run 'nowhere'"):
         laptop.run("alps:nowhere")
     with pytest.raises(RunNotFound, match="not a run on a cluster behind SSH"):
         laptop.run("other:gpt")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,7 +94,7 @@ class RemoteRuns:
         self._known: dict[str, _Place] = {}
         self._known_since = float("-inf")
         self._lock = threading.Lock()
-        self._overviews: SharedValues[Overview] = SharedValues(seconds=5.0, most=200)
+        self._overviews: SharedValues[Overview] = SharedValues(seconds=READING_SECONDS, most=200)
         self._readings: SharedValues[Any] = SharedValues(seconds=READING_SECONDS, most=300)
 
     def _places(self, *, anew: bool = False) -> dict[str, _Place]:
@@ -161,16 +162,14 @@ class RemoteRuns:
         return RemoteSweep(run.commands, str(found["run_id"]))
 
     def overview(self, run: RemoteRun) -> Overview:
-        """The overview of a run. Errors are those of :meth:`ClusterCommands.read`."""
+        """The overview of a run or a sweep. Errors are those of :meth:`ClusterCommands.ask`."""
+        name = run.commands.name
 
         def read() -> Overview:
-            document = run.commands.read("status", "--json", "--", run.token)
-            if "job_ids" in document:  # what the command prints of a sweep
-                document = run.commands.ask(run.token, "overview", {})
-            return _here(run.commands.name, document)
+            return _here(name, run.commands.ask(run.token, "overview", {}))
 
-        self._refuse_lost(run)
-        return self._overviews.get(run.run_id, read)
+        with self._if_not_lost(run):
+            return self._overviews.get(run.run_id, read)
 
     def read(self, run: RemoteRun, what: str, options: dict[str, Any]) -> Any:
         """A reading of a run, see :func:`hpcaccel.service.run_readings.read_run`. Errors are those of
@@ -182,16 +181,24 @@ class RemoteRuns:
                 found["run_id"] = f"{run.commands.name}:{found['run_id']}"
             return found
 
-        self._refuse_lost(run)
         key = (run.run_id, what, json.dumps(options, sort_keys=True))
-        return self._readings.get(key, read)
+        with self._if_not_lost(run):
+            return self._readings.get(key, read)
 
-    def _refuse_lost(self, run: RemoteRun) -> None:
+    @contextmanager
+    def _if_not_lost(self, run: RemoteRun) -> Iterator[None]:
         """Raise the cluster's problem if it could not be reached: nobody waits for the next try, in the background."""
         place = self._places().get(run.commands.name)
         if place is not None and place.runs.is_lost:
             place.runs.refresh()
             raise Unreachable(place.runs.problem)
+        try:
+            yield
+        except (ConnectionLost, Unreachable):
+            if place is not None:
+                place.runs.read = float("-inf")
+                place.runs.refresh()  # sets is_lost if it fails, too
+            raise
 
     def changed(self) -> None:
         """Read everything again for the next request."""
@@ -210,4 +217,9 @@ def _here(cluster: str, document: dict[str, Any]) -> Overview:
     """An overview as this machine names it."""
     if "run_id" not in document or "state" not in document:
         raise UserError(f"{cluster} answered something else: {json.dumps(document)[:200]}")
-    return from_json(Overview, {**document, "run_id": f"{cluster}:{document['run_id']}", "cluster": cluster})
+    return from_json(Overview, _named(cluster, document))
+
+
+def _named(cluster: str, document: dict[str, Any]) -> dict[str, Any]:
+    tasks = [_named(cluster, one) for one in document.get("tasks", [])]
+    return {**document, "run_id": f"{cluster}:{document['run_id']}", "cluster": cluster, "tasks": tasks}

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hpcaccel.spec.cluster.cluster_facts import facts_path
 from hpcaccel.submission.code.provenance import submitted_from
@@ -116,27 +117,37 @@ def hand_over(
             "from": submitted_from(),
             "terminal_columns": columns,
         }
-        tries = 0
-
-        def send() -> BundleReceipt:
-            nonlocal tries
-            tries += 1
-            receipt: BundleReceipt = cluster.converse(request, _read_receipt)
-            return receipt
-
-        found: BundleReceipt = cluster.again(send)
-        declared = {job.name: job.environment.secrets for job in bundle.jobs}
-        earlier = found.earlier and tries == 1  # else the run may be that of this call's own first try
-        for run in found.runs:
-            entry = remote_index.remote_of(run["run_id"], cluster=cluster.name)
-            if entry is None or entry["job_id"] != run["job_id"]:
-                names = declared.get(run["name"], []) if bundle.kind == "jobs" else list(bundle.secrets)
-                remote_index.remember(cluster.name, run, secrets=names)
-            earlier = earlier or entry is not None
+        found, tries = _sent(cluster, request)
+        known = _remember(cluster.name, bundle, found)
+        earlier = known or (found.earlier and tries == 1)  # else it may be the run of this call's own first try
         handed = replace(found, repeated=pending.is_repeated, earlier=earlier)
         show(handed)
         pending.done = not found.open
         return handed
+
+
+def _sent(cluster: RemoteCluster, request: dict[str, Any]) -> tuple[BundleReceipt, int]:
+    """Send a request until there is a reply. Returns the reply and the number of tries."""
+    tries = 0
+
+    def send() -> BundleReceipt:
+        nonlocal tries
+        tries += 1
+        receipt: BundleReceipt = cluster.converse(request, _read_receipt)
+        return receipt
+
+    return cluster.again(send), tries
+
+
+def _remember(cluster: str, bundle: SubmissionBundle, found: BundleReceipt) -> bool:
+    """Add the submitted runs to this machine's index. Returns whether one of them is in it already."""
+    declared = {job.name: job.environment.secrets for job in bundle.jobs}
+    entries = [remote_index.remote_of(run["run_id"], cluster=cluster) for run in found.runs]
+    for run, entry in zip(found.runs, entries, strict=True):
+        if entry is None or entry["job_id"] != run["job_id"]:
+            names = declared.get(run["name"], []) if bundle.kind == "jobs" else list(bundle.secrets)
+            remote_index.remember(cluster, run, secrets=names)
+    return any(entry is not None for entry in entries)
 
 
 def _read_receipt(conversation: RemoteRequest) -> BundleReceipt:
