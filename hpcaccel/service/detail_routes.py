@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
 from hpcaccel.errors import RunNotFound
@@ -90,8 +90,12 @@ def detail_routes(source: RunSource) -> APIRouter:
         return JsonAnswer(source.read(run_id, "profiles"))
 
     @routes.get("/runs/{run_id}/profiles/{name:path}", response_class=FileResponse, responses=_TRACE)
-    def trace(run_id: RunId, name: str) -> FileResponse:
+    def trace(run_id: RunId, name: str) -> Response:
         """A trace: Chrome's JSON, compressed, for ui.perfetto.dev."""
+        if (pieces := source.trace_there(run_id, name)) is not None:
+            file = f"{run_id}-{name}".replace("/", "-").replace(":", "-")
+            headers = {"Content-Disposition": f'attachment; filename="{file}"'}
+            return StreamingResponse(pieces, media_type="application/gzip", headers=headers)
         run = source.find(run_id).dir
         path = trace_path(run, name)
         if path is None:

@@ -5,6 +5,7 @@ The routes call them for runs on this machine, and ``hpcaccel answer`` on a logi
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -23,7 +24,7 @@ from hpcaccel.submission.submit.comparison import changes_since_previous
 from hpcaccel.view.change_lines import change_lines
 from hpcaccel.view.merged_log import first_traceback, merged_log
 from hpcaccel.view.metric_buckets import metric_names, metrics_buckets
-from hpcaccel.view.profile_traces import profiles
+from hpcaccel.view.profile_traces import profiles, trace_path
 from hpcaccel.view.run_overview import listed, overview
 from hpcaccel.view.sweep_view import sweep_view
 
@@ -68,6 +69,21 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
 
 def _profiles(run: Run) -> list[dict[str, Any]]:
     return [{"name": one.name, **asdict(one)} for one in profiles(run)]
+
+
+def _trace_part(
+    run: Run,
+    name: Annotated[str, Field(max_length=400)],
+    offset: Annotated[int, Field(ge=0, le=_OFFSET_LIMIT)],
+    limit: Annotated[int, Field(ge=1, le=MOST_BYTES)],
+) -> dict[str, Any]:
+    path = trace_path(run, name)
+    if path is None:
+        raise RunNotFound(f"run {run.run_id} has no trace {name[:80]!r}")
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(limit)
+    return {"base64": base64.b64encode(data).decode(), "size": path.stat().st_size}
 
 
 def _metric_names(run: Run) -> list[str]:
@@ -149,6 +165,7 @@ RUN_READINGS: Mapping[str, Callable[..., Any]] = {
     "ledger": _checked(_ledger),
     "checkpoints": _checked(_checkpoints),
     "profiles": _checked(_profiles),
+    "trace-part": _checked(_trace_part),
     "metric-names": _checked(_metric_names),
     "metrics": _checked(_metrics),
     "merged-log": _checked(_merged_log),

@@ -168,6 +168,15 @@ class RunSource:
             return self._readings.get(key, lambda: read_run(run.dir, what, options))
         return read_run(run.dir, what, options)
 
+    def trace_there(self, token: str, name: str) -> Iterator[bytes] | None:
+        """A profiler trace of a run behind SSH, in pieces; None for a run on this machine.
+
+        Raises:
+            RunNotFound: there is no such run, or it has no such trace.
+        """
+        there = self._there(token)
+        return None if there is None else self.remote.trace(there, name)
+
     def _there(self, token: str) -> RemoteRun | None:
         """The run on a cluster behind SSH; None for one on this machine."""
         return self.remote.find(token) if _REMOTE.fullmatch(token) else None

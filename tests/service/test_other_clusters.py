@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
 from hpcaccel import Client
+from hpcaccel.core.profile_requests import RankProfile, profiles_folder, write_rank_profile
 from hpcaccel.errors import RunNotFound
+from hpcaccel.service.behind_ssh import remote_runs
 from hpcaccel.service.behind_ssh.reading_answers import answer_readings
 from hpcaccel.service.client_connection import ServiceError
+from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.submission.remote.remote_cluster import RemoteCluster
+from hpcaccel.submission.runs.find import find_run
 from hpcaccel.submission.runs.status import ACTIVE
-from tests.service.conftest import SPEC, until
+from tests.service.conftest import SPEC, TOKEN, until
 from tests.service.stand_in_login_node import RUN, LoginNode
 
 
@@ -138,6 +145,30 @@ def test_all_readings_of_a_run_there_are_those_of_a_run_here(laptop: Client, log
     login_node.state = "completed"
     assert "begins" in "".join(laptop.follow(there, "1/0.log"))
     assert login_node.programs == 1, "one program answers all"
+
+
+def test_a_trace_there_is_downloaded_in_pieces(
+    laptop: Client, on_laptop: ServiceSettings, login_node: LoginNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_runs, "MOST_BYTES", 1000)
+    run = find_run(ended_run(laptop)).dir
+    trace = profiles_folder(run, 1) / "step_3-rank0.json.gz"
+    file = str(trace.relative_to(run.path))
+    write_rank_profile(
+        run, 1, RankProfile(request="1-a", rank=0, state="done", first_step=3, steps=2, file=file, bytes=2500)
+    )
+    trace.write_bytes(os.urandom(2500))
+    there = f"alps:{run.run_id}"
+    assert laptop.profiles(there) == laptop.profiles(run.run_id)
+    path = f"{on_laptop.url}/api/v1/runs/{there}/profiles/1"
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    with urlopen(Request(f"{path}/{trace.name}", headers=headers), timeout=60) as answer:
+        assert (answer.read(), answer.headers["content-type"]) == (trace.read_bytes(), "application/gzip")
+    assert [one["options"]["offset"] for one in login_node.questions if one["what"] == "trace-part"] == [0, 1000, 2000]
+    with pytest.raises(HTTPError) as refused:
+        urlopen(Request(f"{path}/spec.json", headers=headers), timeout=60)
+    refused.value.close()
+    assert refused.value.code == 404
 
 
 def test_viewers_share_what_was_read(laptop: Client, login_node: LoginNode) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -14,6 +15,7 @@ from hpcaccel.errors import HpcaccelError, RunNotFound, UserError
 from hpcaccel.service.behind_ssh.cluster_commands import ClusterCommands
 from hpcaccel.service.behind_ssh.steered_runs import RemoteRun, RemoteSweep
 from hpcaccel.service.json_values import from_json
+from hpcaccel.service.log_parts import MOST_BYTES
 from hpcaccel.service.shared_values import SharedValues
 from hpcaccel.spec import ClusterProfile
 from hpcaccel.submission.remote.protocol import ConnectionLost, Unreachable
@@ -184,6 +186,25 @@ class RemoteRuns:
         key = (run.run_id, what, json.dumps(options, sort_keys=True))
         with self._if_not_lost(run):
             return self._readings.get(key, read)
+
+    def trace(self, run: RemoteRun, name: str) -> Iterator[bytes]:
+        """A profiler trace in pieces, which are not kept. The first is read now. Errors are those of :meth:`read`."""
+
+        def piece(offset: int) -> tuple[bytes, int]:
+            options = {"name": name, "offset": offset, "limit": MOST_BYTES}
+            found = run.commands.ask(run.token, "trace-part", options)
+            return base64.b64decode(found["base64"]), int(found["size"])
+
+        first, size = piece(0)
+
+        def pieces() -> Iterator[bytes]:
+            data, offset = first, 0
+            while data:
+                yield data
+                offset += len(data)
+                data = piece(offset)[0] if offset < size else b""
+
+        return pieces()
 
     @contextmanager
     def _if_not_lost(self, run: RemoteRun) -> Iterator[None]:

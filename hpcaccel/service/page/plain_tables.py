@@ -44,11 +44,11 @@ def _checkpoint(one: dict[str, Any]) -> html.Tr:
     )
 
 
-def profiles_table(found: list[dict[str, Any]], href: Callable[[str], str] | None) -> Any:
+def profiles_table(found: list[dict[str, Any]], href: Callable[[str], str]) -> Any:
     """The traces of torch's profiler, newest first.
 
     Args:
-        href: the address of a trace, from its name; None if traces cannot be downloaded.
+        href: the address of a trace, from its name.
     """
     if not found:
         return html.P("No trace yet. Profile records the next 5 steps while the run trains.", className="hollow")
@@ -70,11 +70,9 @@ def profiles_table(found: list[dict[str, Any]], href: Callable[[str], str] | Non
     return [plain_table(("Attempt", "Rank", "Steps", "State", "Time", "Size", "Trace"), rows), note]
 
 
-def _trace(one: dict[str, Any], href: Callable[[str], str] | None) -> Any:
+def _trace(one: dict[str, Any], href: Callable[[str], str]) -> Any:
     if not one["name"]:
         return one["detail"]
-    if href is None:
-        return one["path"]
     return html.A("Download", href=href(one["name"]), download=one["name"].replace("/", "-"), className="link")
 
 

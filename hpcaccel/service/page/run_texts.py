@@ -109,9 +109,7 @@ def _content(client: Client, place: Place, tab: str) -> Any:
     if tab == "checkpoints":
         return checkpoints_table(client.checkpoints(run))
     if tab == "profiles":
-        behind_ssh = ":" in run  # files of other clusters are not sent through the service
-        href = None if behind_ssh else lambda name: place.api(f"runs/{run}/profiles/{name}")
-        return profiles_table(client.profiles(run), href)
+        return profiles_table(client.profiles(run), lambda name: place.api(f"runs/{run}/profiles/{name}"))
     return usage_tables(client.run(run).usage)
 
 
