@@ -192,9 +192,10 @@ class NodeSnapshots:
                 self._wait()
             return self._files.keys
 
-        return self._ranks.reduce(
-            "the snapshots in memory cannot be read", published, lambda keys: max(set.intersection(*keys), default=None)
-        )
+        def newest(keys: list[set[SnapshotKey]]) -> SnapshotKey | None:
+            return max(set.intersection(*keys), default=None)
+
+        return self._ranks.reduce("the snapshots in memory cannot be read", published, newest)
 
     def part(self, key: SnapshotKey) -> tuple[SnapshotRecord, SnapshotMemory]:
         """The record and the memory of this rank's part.

@@ -173,7 +173,7 @@ class SnapshotResume:
             if self._ranks.rank == target:
                 os.posix_fallocate(opened.fileno(), 0, size)
             content = torch.frombuffer(mmap.mmap(opened.fileno(), size), dtype=torch.uint8)
-            for chunk in content.split(CHUNK_BYTES):
+            for chunk in content.split(CHUNK_BYTES):  # type: ignore[no-untyped-call]
                 self._ranks.exchange(chunk, source=source, target=target)
 
 

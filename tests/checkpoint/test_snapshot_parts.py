@@ -266,6 +266,41 @@ def test_parts_of_a_lost_node_come_from_the_next_one(tmp_path: Path, wrap: str) 
         assert (after, step, moved) == (before, 3, 2)
 
 
+def unreachable(rank: int, shm: Path, run: Path) -> tuple[bool, list[int], list[str]]:
+    """Rank 1 closes its port after the first snapshot."""
+    snapshot_folder.SHARED_MEMORY = shm
+    training, folder = Training("fsdp", rank=rank), SnapshotFolder(run, f"n{rank}")
+    snapshots = NodeSnapshots(
+        ranks_of(rank, 2), folder, attempt=1, local_world_size=1, is_local_main=True, replicas=True
+    )
+    training.steps(1)
+    replicas = None
+    for step in (1, 2, 3):
+        take(snapshots, training, step, 2)
+        snapshots.agree()
+        replicas = replicas or snapshots._replicas
+        dist.barrier()
+        if step == 1 and rank == 0:
+            assert replicas is not None
+            replicas._hosts = []
+            replicas._disconnect()
+    return (
+        snapshots.is_on,
+        sorted(key.step for key in snapshots._files.keys),
+        sorted(f"{path.parent.name[:13]}/{path.stem}" for path in folder.path.glob("*/*.bin")),
+    )
+
+
+def test_training_goes_on_with_its_own_snapshots_if_the_next_node_cannot_be_reached(tmp_path: Path) -> None:
+    (tmp_path / "shm").mkdir()
+    first, second = run_ranks(unreachable, tmp_path / "shm", tmp_path / "run")
+    assert (first[:2], second[:2]) == ((True, [2, 3]),) * 2
+    assert "step_00000001/rank_00000" in second[2]  # what had arrived
+    assert [name for name in first[2] if name.endswith("rank_00001")] == [
+        "step_00000002/rank_00001", "step_00000003/rank_00001"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("nodes", "partners"),
     [("aabb", [2, 3, 0, 1]), ("aab", [2, 2, 0]), ("abc", [1, 2, 0]), ("abab", [1, 0, 3, 2]), ("aa", None)],

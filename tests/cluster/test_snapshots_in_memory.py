@@ -74,7 +74,7 @@ def test_part_of_a_lost_node_comes_from_its_neighbour(
     run.wait_for_step(8)
     lost = nodes_of(run)[1]
     with taken_away(own, lost):
-        run.wait_for_word("resumed at step" if replicas else "starting at step", attempt=2)
+        run.wait_for_word(f"hpcaccel: {'resumed' if replicas else 'starting'} at step", attempt=2)
         assert lost not in nodes_of(run, 2), run.story
     ends_as_undisturbed(run, tmp_path_factory)
     if replicas:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.checkpoint_files import snapshot_folder
+from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.core.launch_spec import LaunchStage
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.environment.staging import NoRoom, bring, problem_in, stage_directory
@@ -121,3 +123,15 @@ def test_stage_directory_depends_on_job_variables_and_settings() -> None:
 def test_nodes_with_the_same_problem_are_named_together() -> None:
     lines = ["welcome", '{"node": "n2", "problem": "full"}', '{"node": "n1", "problem": "full"}', '{"node": "n3"}']
     assert problem_in(lines) == ("n[1-2]: full", ["n2", "n1"])
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+def test_snapshots_of_a_failed_run_are_removed_from_memory(local_run: Make, snapshots: bool) -> None:
+    run = local_run("raise SystemExit(3)", launch={"snapshots": snapshots}, restart_in_place=0, max_failures=0)
+    folder = SnapshotFolder(run.dir.path, "n1")
+    folder.close()
+    try:
+        assert run.run() == 1, run.log
+        assert folder.run.exists() != snapshots, run.log
+    finally:
+        snapshot_folder.remove(run.dir.path)

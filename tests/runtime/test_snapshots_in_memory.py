@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.rank_records import Timing
 from hpcaccel.core.records import to_dict
 from hpcaccel.core.run_dir import RunDir
+from tests.cluster.scenario import PROGRAMS as CLUSTER_PROGRAMS
+from tests.cluster.scenario import Scenario
 from tests.runtime.ranks import Ended, Ranks, make_run, metrics, outcome, request_stop, run_ranks
 
 pytestmark = pytest.mark.torch
@@ -135,3 +138,27 @@ def test_automatic_interval_and_a_node_without_room(tmp_path: Path) -> None:
     ended = attempt(crowded, 1, size=1)
     folder_of(crowded).unlink()
     assert ended.outputs[0].count("no snapshots are kept in memory") == 1
+
+
+@pytest.mark.chaos
+def test_rank_killed_on_the_local_backend_resumes_from_memory(tmp_path: Path) -> None:
+    scenario = Scenario(None, tmp_path)
+    scenario.submit(
+        {
+            "entrypoint": {"script": str(CLUSTER_PROGRAMS / "train.py"), "args": ["--pause", "0.2"]},
+            "slurm": {"nodes": 1, "gpus_per_node": 0, "ntasks_per_node": 2, "mem": None},
+            "runtime": {"deterministic": True},
+            "checkpoint": {"every_steps": 100_000, "snapshot_every_steps": 2},
+        }
+    )
+    scenario.wait_for_step(7)
+    os.kill(int(scenario.wait_for_word("starting", rank=1).split()[1]), signal.SIGKILL)
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
+    first, second = scenario.lines("end")
+    assert second["resumed_from"] == "memory", scenario.story
+    assert first["last_step"] - second["resumed_step"] <= 4, scenario.story
+    history = scenario.status()["history"]
+    assert history[1]["progress"]["resumed_from"] == "memory"
+    assert scenario.status()["steps_lost"] == first["last_step"] - second["resumed_step"]
+    assert not folder_of(scenario.dir).exists()

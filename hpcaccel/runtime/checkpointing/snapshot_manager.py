@@ -164,7 +164,7 @@ class SnapshotManager:
         def create() -> None:
             if self._prepared.save_hooks or self._prepared.load_hooks:
                 raise CheckpointError("the script has save or load hooks, which write files of their own")
-            if self._prepared.as_state(None, {}).attached is not None:
+            if self._prepared.attached is not None:
                 raise CheckpointError("DeepSpeed's engine saves the state in files of its own")
             if self._is_local_main:
                 snapshot_folder.remove_stale(besides=run)

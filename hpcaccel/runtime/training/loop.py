@@ -228,10 +228,10 @@ class Loop:
     # -- loading, ending ----------------------------------------------------------------------------------------------
 
     def load(self, path: Path | None, *, or_newer: bool = False, **options: Any) -> ResumedCounters:
-        """Restore ``path`` into all prepared objects; see ``Resumption.newest`` (if ``or_newer``) and ``.load``."""
+        """Restore ``path`` into all prepared objects; see ``Resumption.restore``."""
         self._clock.prepared()
         with self._status.during("loading"):
-            resumed = self._resumption.newest(path) if or_newer else self._resumption.load(path, **options)
+            resumed = self._resumption.restore(path, or_newer=or_newer, **options)
         self.boundary.begin_at(resumed.step)
         self.saves.begin_at(self._resumption.committed_step, state_step=resumed.step)
         return resumed

@@ -56,6 +56,10 @@ class Resumption:
         self.committed_step = loaded.step
         return self._continue_from(loaded, str(loaded.path))
 
+    def restore(self, path: Path | None, *, or_newer: bool, **options: Any) -> ResumedCounters:
+        """Restore ``path``; ``options`` are those of ``load``. If ``or_newer``: or a newer snapshot in memory."""
+        return self.newest(path) if or_newer or path is None else self.load(path, **options)
+
     def newest(self, path: Path | None) -> ResumedCounters:
         """Restore the newest state of the run: a snapshot in memory, else the checkpoint ``path``, else start at step
         0.
