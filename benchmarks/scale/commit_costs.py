@@ -31,19 +31,20 @@ ROOT = Path(__file__).parents[2]
 def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     """One save by ``ranks`` processes in ``folder``, with the time and counts of rank 0's part."""
     from hpcaccel.checkpoint import commit as protocol
+    from hpcaccel.checkpoint import save_reports
     from hpcaccel.checkpoint_files import SavePaths
 
     paths = SavePaths(folder / "checkpoints", 1, "1")
     protocol.begin(paths.temporary)
     protocol.begin(paths.results)
-    children = [_fork_writer(rank, paths) for rank in range(ranks)]
+    children = [_fork_writer(rank, ranks, paths) for rank in range(ranks)]
     for child in children:
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise RuntimeError(f"a writer of {ranks} failed")
     entries = max(len(os.listdir(paths.temporary)), len(os.listdir(paths.results)))
     (folder / "all-written").exists()  # a mark in strace's output
     begun = time.perf_counter()
-    written = protocol.gather(paths.results, ranks, lambda: None)
+    written = save_reports.gather(paths.results, ranks, lambda: None)
     gathered = time.perf_counter()
     index = protocol.complete_index(_index(ranks), written)
     protocol.write_manifest(paths.temporary, index=index, files=written, facts={"version": 1, "step": 1})
@@ -58,8 +59,9 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     }
 
 
-def _fork_writer(rank: int, paths: Any) -> int:
+def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
     from hpcaccel.checkpoint import commit as protocol
+    from hpcaccel.checkpoint import save_reports
     from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, ShardFile, rank_file
 
     child = os.fork()
@@ -72,7 +74,8 @@ def _fork_writer(rank: int, paths: Any) -> int:
         file.write(memory, 0)
         file.finish(BLOCK_BYTES)
         length = BLOCK_BYTES // CHUNKS
-        protocol.deliver(paths.results, protocol.WrittenFile.of(rank_file(rank), [0] * CHUNKS, [length] * CHUNKS))
+        written = protocol.WrittenFile.of(rank_file(rank), [0] * CHUNKS, [length] * CHUNKS)
+        save_reports.deliver(paths.results, written, rank=rank, ranks=ranks)
         code = 0
     finally:
         os._exit(code)

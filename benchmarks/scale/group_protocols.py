@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hpcaccel.checkpoint.save_reports import BLOCK
 from hpcaccel.runtime.distributed.wide_groups import WIDE, WIDTH
 from scale.cost_term import CostTerm
 from scale.event_clock import EventClock, QueueServer
@@ -122,19 +123,25 @@ class Protocols:
         return _messages(ranks, WIDTH) * self.tree_message_seconds
 
     def simulated(self) -> dict[str, dict[int, float]]:
-        """Simulated seconds of what was measured as well, by term and number of ranks."""
+        """What was simulated and measured, by term and number of ranks."""
         trees = self.terms["tree all-reduce"].measured
         return {
             "tree all-reduce": {
                 size: _messages(size, MEASURED_WIDTH, self.cores) * self.tree_message_seconds
                 for size in sorted(trees)[1:]
             },
+            "commit: operations of rank 0, in blocks": {
+                size: self.commit_operations(size)
+                for size in self.terms["commit: operations of rank 0, in blocks"].measured
+            },
             "check-in": {size: self.rendezvous(size).seconds for size in self.terms["check-in"].measured if size >= 16},
         }
 
     def commit_operations(self, ranks: int) -> float:
-        """Operations on the file system by rank 0's writer after the last file is written."""
-        return self.terms["commit: operations of rank 0"].predict(ranks)
+        """Operations on the file system by rank 0's writer after the last file is written: for each report, and of more
+        than ``BLOCK`` ranks for each block of reports."""
+        reports = ranks if ranks <= BLOCK else math.ceil(ranks / BLOCK)
+        return self.terms["commit: operations of rank 0"].predict(reports)
 
     def commit_seconds(self, ranks: int, *, operation_seconds: float) -> float:
         """Seconds from the last written file to the commit: rank 0's operations in turn, and the index."""

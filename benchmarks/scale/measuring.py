@@ -67,6 +67,8 @@ def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[
     counted = {ranks: commit_costs.operations(ranks) for ranks in RANKS}
     add("commit: operations of a writer", "operations", "constant", lambda p: counted[p]["writer"])
     add("commit: operations of rank 0", "operations", "P", lambda p: counted[p]["first"])
+    name, blocks = "commit: operations of rank 0, in blocks", (128, 256)
+    add(name, "operations", "P", lambda p: commit_costs.operations(p)["first"], blocks)
     saves = {ranks: _fastest(partial(_commit, ranks)) for ranks in RANKS}
     add("commit: entries of a folder", "entries", "P", lambda p: saves[p]["entries"])
     add("commit: bytes of the index", "bytes", "P", lambda p: saves[p]["index_bytes"])

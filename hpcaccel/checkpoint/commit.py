@@ -6,7 +6,7 @@ Every save has five phases, whether training waits for it or a process writes it
    results folder, ``.step_00001200.<attempt>.results.tmp``.
 2. **write** Each rank writes its tensors to one file in the temporary directory (``rank_00003.bin``) and fsyncs it.
 3. **gather** Rank 0 collects the size and CRCs of each file: over the process group, or from the results folder, to
-   which each writer process writes a JSON file.
+   which each writer process writes a JSON file (``save_reports``).
 4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file),
    fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename is the commit.
 5. **retire** Rank 0 renames checkpoints beyond the retention limit to ``.step_00000800.deleted.tmp`` and deletes them.
@@ -16,7 +16,7 @@ phase     the training waits                in the background
 ========  ================================  ====================================================
 begin     rank 0, after all have planned    the same
 write     each rank, ``ShardWriter``        snapshot to shared memory; each rank's ``writer`` process
-gather    ``CheckpointRanks.reduce``        ``deliver`` and ``gather``
+gather    ``CheckpointRanks.reduce``        ``save_reports.deliver`` and ``gather``
 publish   rank 0, ``write_manifest`` and    rank 0's writer process, the same two functions
           ``publish``
 retire    rank 0; a thread deletes          rank 0's writer process
@@ -43,8 +43,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,6 @@ __all__ = [
     "clean",
     "complete_index",
     "delete",
-    "deliver",
-    "gather",
     "has_adopted",
     "publish",
     "retire",
@@ -71,8 +69,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = (0.002, 0.1)
-"""First and longest interval at which the results folder is polled; the interval doubles each time."""
 _TEMPORARY = re.compile(r"\.step_\d{8,}\..+\.tmp")
 
 
@@ -110,29 +106,6 @@ def begin(temporary: Path) -> None:
     """Create the directory that a save writes to."""
     make_folder(temporary.parent)
     temporary.mkdir(mode=DIRECTORY_MODE)
-
-
-# -- gather
-
-
-def deliver(results: Path, written: WrittenFile) -> None:
-    """Report a written file to rank 0's writer process, which calls ``gather``."""
-    # Only the writers of this save read the report: it must appear atomically, but need not survive a power failure.
-    text = json.dumps(asdict(written), separators=(",", ":"))
-    atomic_write(results / f"{written.file}.json", text, sync=False)
-
-
-def gather(results: Path, count: int, check: Callable[[], None]) -> list[WrittenFile]:
-    """Wait for ``count`` reports and return them. ``check`` is called between two polls and may end the process."""
-    pause, longest = POLL_SECONDS
-    while True:
-        # List the folder: NFS may serve the lookup of a single name from its cache, but reads listings from the server.
-        names = sorted(entry.name for entry in os.scandir(results) if entry.name.endswith(".bin.json"))
-        if len(names) == count:
-            return [WrittenFile(**json.loads((results / name).read_bytes())) for name in names]
-        check()
-        time.sleep(pause)
-        pause = min(2 * pause, longest)
 
 
 # -- publish

@@ -224,6 +224,8 @@ class SaveOperation:
             "step": paths.step,
             "attempt": paths.attempt,
             "file": rank_file(self._ranks.rank),
+            "rank": self._ranks.rank,
+            "ranks": self._ranks.world_size,
             "lengths": stored_lengths(plan.own),
         }
         if self._ranks.is_first:

@@ -32,7 +32,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import IO, Any
 
-from hpcaccel.checkpoint import commit
+from hpcaccel.checkpoint import commit, save_reports
 from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.shard_files import ShardFile, crc32, up_to_block, why_not_written
 from hpcaccel.checkpoint_files import SavePaths
@@ -229,7 +229,8 @@ def _write(order: dict[str, Any], paths: SavePaths, memory: memoryview) -> None:
     finally:
         file.close()
         checksums.join()
-    commit.deliver(paths.results, WrittenFile.of(order["file"], crcs, lengths))
+    written = WrittenFile.of(order["file"], crcs, lengths)
+    save_reports.deliver(paths.results, written, rank=order["rank"], ranks=order["ranks"])
 
 
 def _compute_crcs(memory: memoryview, lengths: list[int], crcs: list[int]) -> None:
@@ -246,7 +247,7 @@ def _commit(order: dict[str, Any], paths: SavePaths, index: bytes, parent: int) 
         if os.getppid() != parent:
             os._exit(0)
 
-    files = commit.gather(paths.results, order["files"], exit_without_rank)
+    files = save_reports.gather(paths.results, order["files"], exit_without_rank)
     exit_without_rank()
     complete = commit.complete_index(index, files)
     size = commit.write_manifest(paths.temporary, index=complete, files=files, facts=order["facts"])

@@ -1,0 +1,50 @@
+"""Reports of many writers: merged in blocks, read one by one where nobody has merged them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hpcaccel.checkpoint import save_reports
+from hpcaccel.checkpoint.commit import WrittenFile
+from hpcaccel.checkpoint.shard_files import rank_file
+
+
+def written(rank: int) -> WrittenFile:
+    return WrittenFile.of(rank_file(rank), [rank, 0], [64, 64])
+
+
+def never() -> None:
+    raise AssertionError("a poll has not found all reports")
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4, 5, 8, 11, 16, 18])
+def test_all_reports_arrive_in_order_and_no_folder_is_large(tmp_path, monkeypatch, ranks):
+    monkeypatch.setattr(save_reports, "BLOCK", 4)
+    for rank in reversed(range(ranks)):
+        save_reports.deliver(tmp_path, written(rank), rank=rank, ranks=ranks)
+    read: list[str] = []
+    original = save_reports.Path.read_bytes
+    monkeypatch.setattr(save_reports.Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1])
+    assert save_reports.gather(tmp_path, ranks, never) == [written(rank) for rank in range(ranks)]
+    assert len(read) == (ranks if ranks <= 4 else -(-ranks // 4))
+    assert all(len(files) <= 4 for folder, _, files in os.walk(tmp_path) if folder != str(tmp_path))
+
+
+def test_block_that_nobody_merged_is_read_by_rank_0(tmp_path, monkeypatch):
+    monkeypatch.setattr(save_reports, "BLOCK", 2)
+    monkeypatch.setattr(save_reports, "MERGE_SECONDS", 0.0)
+    for rank in range(5):
+        save_reports.deliver(tmp_path, written(rank), rank=rank, ranks=5)
+    (tmp_path / "00001.block.json").unlink()
+    polls: list[None] = []
+    assert save_reports.gather(tmp_path, 5, lambda: polls.append(None)) == [written(rank) for rank in range(5)]
+
+
+def test_writer_of_an_empty_part_has_no_report_and_its_block_is_read_by_rank_0(tmp_path, monkeypatch):
+    monkeypatch.setattr(save_reports, "BLOCK", 2)
+    monkeypatch.setattr(save_reports, "MERGE_SECONDS", 0.0)
+    for rank in (0, 1, 3):
+        save_reports.deliver(tmp_path, written(rank), rank=rank, ranks=4)
+    assert save_reports.gather(tmp_path, 3, lambda: None) == [written(rank) for rank in (0, 1, 3)]
