@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -25,8 +26,8 @@ def test_all_reports_arrive_in_order_and_no_folder_is_large(tmp_path, monkeypatc
     for rank in reversed(range(ranks)):
         save_reports.deliver(tmp_path, written(rank), rank=rank, ranks=ranks)
     read: list[str] = []
-    original = save_reports.Path.read_bytes
-    monkeypatch.setattr(save_reports.Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1])
+    original = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1])
     assert save_reports.gather(tmp_path, ranks, never) == [written(rank) for rank in range(ranks)]
     assert len(read) == (ranks if ranks <= 4 else -(-ranks // 4))
     assert all(len(files) <= 4 for folder, _, files in os.walk(tmp_path) if folder != str(tmp_path))
