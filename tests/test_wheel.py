@@ -127,13 +127,17 @@ def contents(path: Path) -> dict[str, bytes]:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_wheel_contains_only_the_package_and_its_templates(wheel: Path) -> None:
+def test_wheel_contains_the_package_its_templates_pages_and_man_pages(wheel: Path) -> None:
     package = {str(path.relative_to(ROOT)) for path in (ROOT / "hpcaccel").rglob("*.py")}
     page = {str(path.relative_to(ROOT)) for path in (ROOT / "hpcaccel/service/page/assets").iterdir()}
     templates = {f"hpcaccel/{path.relative_to(ROOT)}" for path in (ROOT / "templates").rglob("*") if path.is_file()}
     assert "hpcaccel/templates/sbatch.j2" in templates
+    docs = {f"hpcaccel/{path.relative_to(ROOT)}" for path in (ROOT / "docs").rglob("*.md")}
+    data = DIST_INFO.replace(".dist-info", ".data/data/share/man/man1")
+    man = {f"{data}/{path.name}" for path in (ROOT / "man").iterdir()}
+    others = {"py.typed", "service/demo_runs.tar.xz", "SKILL.md", "cli/completion.json"}
     held = {name for name in contents(wheel) if not name.startswith(f"{DIST_INFO}/")}
-    assert held == package | page | templates | {"hpcaccel/py.typed", "hpcaccel/service/demo_runs.tar.xz"}
+    assert held == package | page | templates | docs | man | {f"hpcaccel/{name}" for name in others}
 
 
 def test_wheel_metadata_lists_its_requirements(wheel: Path) -> None:
@@ -178,6 +182,10 @@ def test_installed_commands_for_specs_run(installed: Installed) -> None:
 
     installed.write("hello.yaml", SHELL_JOB)
     assert "#SBATCH --ntasks-per-node=2" in installed("render", "hello.yaml").splitlines()
+
+    assert "checkpoints  " in installed("docs")
+    assert installed("docs", "skill").startswith("---\nname: hpcaccel\n")
+    assert (installed.bin.parent / "share" / "man" / "man1" / "hpcaccel-submit.1").is_file()
 
 
 def test_program_runs_to_completion_from_the_installed_wheel(installed: Installed) -> None:

@@ -53,6 +53,7 @@ COMMANDS = {
     "cancel": CommandSource("steer", "cancel", "changes"),
     "stacks": CommandSource("ranks", "stacks", "changes"),
     "serve": CommandSource("serve", "serve"),
+    "docs": CommandSource("docs", "docs"),
     "launch": CommandSource("launch", "launch", cls="LaunchCommand"),
     "test": CommandSource("selftest", "selftest"),
     "estimate-memory": CommandSource("estimate_memory", "estimate_memory"),

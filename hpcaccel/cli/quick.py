@@ -1,4 +1,4 @@
-"""Command lines that need no command line library: the help page, and ``render`` with a file and overrides only.
+"""Command lines that need no command line library: completion, the help page, ``render`` with a file and overrides.
 
 Importing Typer and building the parameters takes a fifth of the time of ``render``. A command line that cannot be
 executed here without an error is left to Typer's program, which executes it from the beginning.
@@ -31,7 +31,7 @@ def run_quickly(command_line: Sequence[str]) -> int | None:
         printed.
     """
     if COMPLETION_VARIABLE in os.environ:
-        return None
+        return _complete(os.environ[COMPLETION_VARIABLE])
     if is_root_help(command_line):
         from hpcaccel.cli.root_help import page_columns, root_page
 
@@ -44,6 +44,20 @@ def run_quickly(command_line: Sequence[str]) -> int | None:
     except Exception:  # Typer's program reports it
         return None
     return None if text is None or "\x1b" in text else _print(text, if_closed=EXIT_BROKEN_PIPE)
+
+
+def _complete(request: str) -> int | None:
+    """Print completions for the shell. Nothing is printed after an error: the shell would show it inside the line."""
+    from hpcaccel.cli.completion import completed_for_shell
+
+    try:
+        completed = completed_for_shell(request, os.environ)
+    except (OSError, ValueError, KeyError):
+        return 1
+    if completed is None:
+        return None
+    code, text = completed
+    return _print(f"{text}\n", if_closed=EXIT_BROKEN_PIPE) or code
 
 
 def _rendered(words: Sequence[str]) -> str | None:

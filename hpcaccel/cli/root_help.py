@@ -36,6 +36,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Sweep": ("sweep",),
     "Cluster": ("cluster", "test", "notify"),
     "Checkpoint": ("checkpoint",),
+    "Help": ("docs",),
 }
 """The sections of the root page: a title, and its commands."""
 

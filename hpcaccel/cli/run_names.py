@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcaccel.errors import HpcaccelError, RunNotFound, UserError
+from hpcaccel.cli.completion import checkpoint_names, known_names
+from hpcaccel.errors import RunNotFound, UserError
 
 if TYPE_CHECKING:
     from hpcaccel.submission import Run
@@ -12,9 +13,6 @@ if TYPE_CHECKING:
     from hpcaccel.sweeps.sweep_handle import Sweep
 
 __all__ = ["as_sweep", "complete_checkpoint", "complete_run", "complete_sweep", "find", "latest", "one_run"]
-
-MOST_IDS = 50
-"""Maximum number of run IDs that completion offers."""
 
 
 def find(name: str) -> AnyRun:
@@ -66,53 +64,19 @@ def one_run(run: AnyRun) -> Run:
     return run
 
 
-# -- completion, once ``hpcaccel --install-completion`` has been called -------------------------------------------
+# -- completion, by Typer, in shells that ``completion`` does not know -------------------------------------------
 
 
 def complete_run(incomplete: str) -> list[tuple[str, str]]:
     """Completions for a run: names, then ids, each newest first and with a description."""
-    return _offered(incomplete, only_sweeps=False)
+    return [*known_names(incomplete)]
 
 
 def complete_sweep(incomplete: str) -> list[tuple[str, str]]:
     """Completions for a sweep: names, then ids, each newest first and with a description."""
-    return _offered(incomplete, only_sweeps=True)
+    return [*known_names(incomplete, only_sweeps=True)]
 
 
 def complete_checkpoint(incomplete: str) -> list[tuple[str, str]]:
     """Completions for a checkpoint: runs or, after ``RUN@``, the steps of that run's checkpoints."""
-    run, at, step = incomplete.partition("@")
-    if not at:
-        return complete_run(incomplete)
-    from hpcaccel import checkpoint_files
-    from hpcaccel.submission.runs.find import find_run
-
-    try:
-        found = checkpoint_files.step_directories(find_run(run).dir.checkpoints)
-    except (HpcaccelError, OSError):
-        return []
-    return [(f"{run}@{number}", path.name) for number, path in found if str(number).startswith(step)]
-
-
-def _offered(incomplete: str, *, only_sweeps: bool) -> list[tuple[str, str]]:
-    found: dict[str, str] = {}
-    ids: dict[str, str] = {}
-    for run_id, name, is_sweep in _runs():
-        if only_sweeps and not is_sweep:
-            continue
-        if name.startswith(incomplete):
-            found.setdefault(name, f"the latest is {run_id}")
-        if run_id.startswith(incomplete) and len(ids) < MOST_IDS:
-            ids.setdefault(run_id, name)
-    return [*found.items(), *ids.items()]
-
-
-def _runs() -> list[tuple[str, str, bool]]:
-    """Returns the id and the name of each run, and whether it is a sweep; newest first. Includes runs that were
-    submitted from this machine to clusters behind SSH."""
-    from hpcaccel.submission.remote.remote_index import remote_runs
-    from hpcaccel.submission.runs.find import known_runs
-
-    here = [(run.run_id, run.name, run.kind == "sweep") for run in known_runs()]
-    there = [(run["run_id"], run["name"], run.get("kind", "sweep") == "sweep") for run in remote_runs()]
-    return sorted({*here, *there}, reverse=True)
+    return [*checkpoint_names(incomplete)]

@@ -33,8 +33,8 @@ GOES = {
 """Commands that run on the login node."""
 REFUSED = {"run", "top", "checkpoint convert"}
 STAYS = {
-    "answer", "config default", "config show", "config to-spec", "config update", "env", "estimate-memory", "init",
-    "launch", "mcp", "notify",
+    "answer", "config default", "config show", "config to-spec", "config update", "docs", "env", "estimate-memory",
+    "init", "launch", "mcp", "notify",
     "schema", "serve", "validate",
 }  # fmt: skip
 """Commands that need only what is stored here. ``cluster …`` connects to the login node in its own way."""

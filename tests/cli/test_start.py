@@ -54,7 +54,7 @@ def test_help_names_every_command(shell):
 def test_help_has_groups_whole_summaries_and_examples(shell):
     text = shell("--help").stdout
     titles = [line.rstrip(":") for line in text.splitlines() if re.fullmatch(r"[A-Z][a-z]+:", line)]
-    groups = ["Submit", "Launch", "Watch", "Steer", "Sweep", "Cluster", "Checkpoint", "Training"]
+    groups = ["Submit", "Launch", "Watch", "Steer", "Sweep", "Cluster", "Checkpoint", "Help", "Training"]
     assert titles == ["Options", *groups, "Examples"]
     assert "..." not in text.partition("Submit:")[2].replace("hpcaccel.submit(function, ...)", "")
     words = " ".join(text.split())
