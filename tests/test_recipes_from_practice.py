@@ -64,12 +64,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if commands(name)])
 def test_commands_of_the_recipe_run(folder: Path, name: str) -> None:
+    if name == "save-switch":  # a program that is stopped by signals has no checkpoints of hpcaccel
+        (folder / "job.yaml").write_text(JOB.replace("signals", "cooperative"))
     if any("--wait" in command for command in commands(name)):
         (folder / "short").touch()
     try:
         for command in commands(name):
             answer = run(shlex.split(command), folder)
-            assert answer.returncode == 0, f"{command}\n{answer.stdout}"
+            assert answer.returncode == (85 if command == "hpcaccel wait gpt" else 0), f"{command}\n{answer.stdout}"
             if "cpus_per_task=8" in command:
                 assert "#SBATCH --cpus-per-task=8" in answer.stdout
                 assert "SRUN_CPUS_PER_TASK=8" in answer.stdout

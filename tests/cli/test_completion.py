@@ -95,10 +95,8 @@ def test_clusters_and_their_partitions_are_completed(shell: Shell) -> None:
 
 def test_zsh_and_fish_get_descriptions(shell: Shell) -> None:
     zsh = asked(shell, PROGRAM, _HPCACCEL_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="hpcaccel wai")
-    assert (
-        zsh
-        == """_arguments '*: :(("wait":"Wait until a run ends; print its events and, on a terminal, progress."))'\n"""
-    )
+    assert zsh.startswith("""_arguments '*: :(("wait":"Follow a run until it ends;""")
+    assert zsh.endswith("""))'\n""")
     files = asked(shell, PROGRAM, _HPCACCEL_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="hpcaccel submit jo")
     assert files == "_files\n"
     variables = {"_HPCACCEL_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": "hpcaccel sweep sto"}
