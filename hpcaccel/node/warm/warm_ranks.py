@@ -189,7 +189,7 @@ class WarmRanks:
         self._code = 0
         """Exit code of the first rank that failed."""
         self._kill_at: float | None = None
-        """When the ranks that are left are killed."""
+        """When the ranks that are left are killed; after that, when they must have ended."""
         self._kills = 0
         self._ending = False
         self._lost_at: float | None = None
@@ -211,12 +211,15 @@ class WarmRanks:
         if not self._ending and (all_ended or self._must_end()):
             self._ending = True
             step.send({"do": "end"})
-            self._kill_at = time.monotonic() + END_SECONDS
+            self._kill_at = None  # srun ends what is left, and waits for a node that Slurm has not yet given up
         elif not step.complete:
             for rank in self._ended:  # so that srun reports the end, as without warm parents
                 step.connections[rank].send({"do": "end"})
         elif self._kill_at is not None and time.monotonic() > self._kill_at:
-            self.kill()
+            if self._kills:
+                self._lost_at = 0.0  # a parent does not answer: its node may be lost
+            else:
+                self.kill()
         return None
 
     def _must_end(self) -> bool:
