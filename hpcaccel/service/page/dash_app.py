@@ -73,6 +73,7 @@ NOTHING = """<!DOCTYPE html>
 body { margin: 0; padding: 22vh 24px 0; text-align: center; font: 14px/1.6 Inter, system-ui, sans-serif; }
 h1 { font-size: 16px; } p { opacity: 0.75; overflow-wrap: anywhere; }
 a { display: inline-block; padding: 5px 14px; border-radius: 6px; background: #4f5bd5; color: #fff; }
+a:not(:hover) { text-decoration: none; }
 </style>
 </head>
 <body class="blank"><h1>There is no such page</h1><p>%s has no run, sweep or form.</p><a href="%s">All runs</a></body>
