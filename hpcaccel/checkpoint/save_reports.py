@@ -62,10 +62,11 @@ def gather(results: Path, count: int, check: Callable[[], None]) -> list[Written
     blocks: dict[str, list[WrittenFile]] = {}
     next_look = time.monotonic() + MERGE_SECONDS
     while True:
-        for name in _names(results, _MERGED):
-            if name not in blocks:
+        names = _names(results, _REPORT, _MERGED)
+        for name in names:
+            if name.endswith(_MERGED) and name not in blocks:
                 blocks[name] = [WrittenFile(**fields) for fields in json.loads((results / name).read_bytes())]
-        paths = [results / name for name in _names(results, _REPORT)]
+        paths = [results / name for name in names if name.endswith(_REPORT)]
         if time.monotonic() > next_look:
             next_look = time.monotonic() + MERGE_SECONDS
             paths += _unmerged(results, blocks)
@@ -82,6 +83,6 @@ def _unmerged(results: Path, blocks: dict[str, list[WrittenFile]]) -> list[Path]
     return [Path(folder.path) / name for folder in folders for name in _names(Path(folder.path), _REPORT)]
 
 
-def _names(folder: Path, ending: str) -> list[str]:
+def _names(folder: Path, *endings: str) -> list[str]:
     # List the folder: NFS may serve the lookup of a single name from its cache, but reads listings from the server.
-    return sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(ending))
+    return sorted(entry.name for entry in os.scandir(folder) if entry.name.endswith(endings))
