@@ -237,7 +237,7 @@ class TrialSupervisor(Supervisor):
                 return EXIT_CONTINUED
         return super()._end_before_start()
 
-    def _clean(self) -> None:
+    def _clean(self, verdict: Verdict) -> None:
         pass  # the worker removes staged data after its last trial
 
     def _leave_excluded_nodes(self) -> int | None:
