@@ -69,13 +69,7 @@ def to_dict(record: Any) -> dict[str, Any]:
 def refuse_newer(value: Mapping[str, Any], newest: int, source: Path) -> None:
     """Refuse a file that a newer hpcaccel wrote in a format that this one does not know.
 
-    Args:
-        value: the contents; a missing ``version`` is 1.
-        newest: the newest version that this release reads.
-        source: the file, for the message.
-
-    Raises:
-        RunDirectoryError: ``version`` is larger than ``newest``.
+    ``value`` is its contents, and ``newest`` the newest version that this release reads. Raises RunDirectoryError.
     """
     version = value.get("version", 1)
     if isinstance(version, int) and version > newest:
