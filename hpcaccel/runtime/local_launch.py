@@ -99,10 +99,9 @@ def notebook_launcher(
     monitor_interval: float = 0.1,
     log_line_prefix_template: str | None = None,
 ) -> None:
-    """Call ``function(*args)`` in ``num_processes`` ranks on this node. With several nodes, call this on each node.
+    """Call ``function(*args)`` in ranks on this node, started as by torchrun. With several nodes, call this on each.
 
-    The ranks are started as by torchrun, and their output appears in the cell. Interrupting the cell ends all ranks. A
-    single rank runs in this process, and raises the function's own errors.
+    Interrupting the cell ends all ranks. A single rank runs in this process, and raises the function's own errors.
 
     Args:
         num_processes: number of ranks on this node. By default, one per GPU, or one if there is no GPU.
@@ -110,13 +109,11 @@ def notebook_launcher(
         use_port, master_addr: port and address of the rendezvous. On a single node, port 0 means any free port.
         node_rank, num_nodes: this node's index, from 0, and the number of nodes.
         rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id, max_restarts, monitor_interval (seconds): as in torchrun.
-        log_line_prefix_template: text before each line of the ranks' output, in which ``${role_name}``, ``${rank}`` and
-            ``${local_rank}`` are replaced.
+        log_line_prefix_template: text before each line of output, with ``${role_name}``, ``${rank}``, ``${local_rank}``.
 
     Raises:
         RunFailed: a rank failed (the message has the traceback of the first one), or a node has not joined in time.
-        RuntimeMisuse: an argument is not allowed; or there are several ranks, and this process has used a GPU, or
-            already has an Accelerator or a process group. The message names the notebook's cell, if it is known.
+        RuntimeMisuse: a wrong argument; or several ranks, and this process has used a GPU, an Accelerator or a group.
 
     Example::
 

@@ -51,8 +51,8 @@ def submit(
 ) -> Run | RunArray:
     """Submit a spec file, a ``JobSpec``, or a Python function as a job.
 
-    If anything fails, nothing is left behind: no run directory, no job. The run is kept only if Slurm did not confirm
-    the job but may have accepted it; the same call then continues with that job or submits a new one.
+    If anything fails, no run directory and no job are left behind, unless Slurm may have accepted the job without a
+    reply: the run is then kept, and the same call continues with that job or submits a new one.
 
     Args:
         target: the path of a spec file, a spec, or a function that every rank calls with ``args`` and ``kwargs``. A
@@ -63,8 +63,7 @@ def submit(
         overrides: ``key.sub=value``, as on the command line.
         grid: ``key=a,b,c`` axes. The result is then an array with one task for each combination.
         name: replaces the spec's name.
-        from_run: the checkpoint from which the first attempt starts: ``RUN``, ``RUN@step`` or a path. It is pinned if
-            you can write to it, so that the run that saved it does not delete it.
+        from_run: the checkpoint from which the first attempt starts: ``RUN``, ``RUN@step`` or a path. Pinned if writable.
         after: runs that must end first, in addition to those in the spec: ``NAME``, ``afterany:NAME``.
 
     Raises:
@@ -76,8 +75,7 @@ def submit(
 
     Example::
 
-        run = hpcaccel.submit("job.yaml", cluster="local", overrides=["slurm.time=10"])
-        print(run.wait().state, run.path)
+        print(hpcaccel.submit("job.yaml", cluster="local", overrides=["slurm.time=10"]).wait().state)
     """
     prepared = prepare(
         target,
