@@ -177,7 +177,10 @@ def _table(rounds: int) -> bool:
         ratio = ours / theirs
         passed = passed and ratio <= LIMIT
         shown = "".join(f"{1e6 * seconds:9.1f} µs" for seconds in (baseline, theirs, ours))
-        print(f"{name:32}{shown}{ratio:9.2f}{LIMIT:8.2f}{'' if ratio <= LIMIT else f'  missed by {ratio - LIMIT:.2f}'}", flush=True)
+        print(
+            f"{name:32}{shown}{ratio:9.2f}{LIMIT:8.2f}{'' if ratio <= LIMIT else f'  missed by {ratio - LIMIT:.2f}'}",
+            flush=True,
+        )
     return passed
 
 

@@ -100,7 +100,6 @@ def notebook_launcher(
     log_line_prefix_template: str | None = None,
 ) -> None:
     """Call ``function(*args)`` in ranks on this node, started as by torchrun. With several nodes, call this on each.
-
     Interrupting the cell ends all ranks. A single rank runs in this process, and raises the function's own errors.
 
     Args:
@@ -109,7 +108,7 @@ def notebook_launcher(
         use_port, master_addr: port and address of the rendezvous. On a single node, port 0 means any free port.
         node_rank, num_nodes: this node's index, from 0, and the number of nodes.
         rdzv_backend, rdzv_endpoint, rdzv_conf, rdzv_id, max_restarts, monitor_interval (seconds): as in torchrun.
-        log_line_prefix_template: text before each line of output, with ``${role_name}``, ``${rank}``, ``${local_rank}``.
+        log_line_prefix_template: text before each line, with ``${role_name}``, ``${rank}`` and ``${local_rank}``.
 
     Raises:
         RunFailed: a rank failed (the message has the traceback of the first one), or a node has not joined in time.

@@ -76,7 +76,9 @@ def open_page(tab: Visit, settings: ServiceSettings, path: str, until: str) -> A
 
 def take(page: Any, size: dict[str, int], path: Path) -> None:
     """A picture of the whole page, also of what is below the window's end."""
-    height = page.evaluate("Math.max((document.querySelector('.main') ?? document.body).scrollHeight + 80, innerHeight)")
+    height = page.evaluate(
+        "Math.max((document.querySelector('.main') ?? document.body).scrollHeight + 80, innerHeight)"
+    )
     page.set_viewport_size({"width": size["width"], "height": min(height, 6000)})
     page.wait_for_timeout(1500)  # until tables and figures have their new size
     page.screenshot(path=path)

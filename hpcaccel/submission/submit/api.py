@@ -63,7 +63,7 @@ def submit(
         overrides: ``key.sub=value``, as on the command line.
         grid: ``key=a,b,c`` axes. The result is then an array with one task for each combination.
         name: replaces the spec's name.
-        from_run: the checkpoint from which the first attempt starts: ``RUN``, ``RUN@step`` or a path. Pinned if writable.
+        from_run: the checkpoint of the first attempt: ``RUN``, ``RUN@step`` or a path. It is pinned if you may do so.
         after: runs that must end first, in addition to those in the spec: ``NAME``, ``afterany:NAME``.
 
     Raises:
