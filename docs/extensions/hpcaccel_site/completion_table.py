@@ -60,7 +60,7 @@ def _kind(name: str, parameter: Any) -> Any:
 
 def _keys(made: dict[str, Any], at: dict[str, Any] | None = None, prefix: str = "") -> dict[str, Any]:
     """Each key of a spec file with its values, as far as a shell can offer them."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, field in (at or made).get("properties", {}).items():
         if not prefix and name in ("spec_version", "extends"):
             continue
