@@ -22,7 +22,7 @@ PAGES = {
     "run-live": ("run/{running}", "#curve-0 .scatterlayer path.js-line"),
     "sweeps": ("sweeps", ".ag-row a.run-name"),
     "sweep": ("sweep/{sweep}", "#sweep-parallel .trace, #sweep-parallel path.js-line"),
-    "submit": ("submit?run={running}", "#submit-script"),
+    "submit": ("submit?run={running}", "#submit-gutter div:nth-child(20)"),
     "error": ("run/20200101-000000-ffff", ".blank"),
     "elsewhere": ("nowhere/at/all", ".blank"),
 }
@@ -32,20 +32,23 @@ FOCUS = """() => {
     if (!it || it === document.body) return null;
     const looks = (s) => [s.outlineStyle, s.outlineWidth, s.boxShadow, s.borderColor, s.backgroundColor].join();
     const look = (one) => one ? looks(getComputedStyle(one)) : "";
-    const all = () => [it, it.parentElement, it.nextElementSibling, it.closest("label")].map(look).join("|");
-    const focused = all();
+    const around = [it, it.parentElement, it.nextElementSibling, it.closest("label, .mantine-Input-input")];
+    const all = () => around.map(look).join("|");
+    const focused = all(), outlined = getComputedStyle(it).outlineStyle !== "none";
     it.setAttribute("data-reached", "");
     const name = it.id || it.getAttribute("aria-label") || it.textContent.trim().slice(0, 40) || it.className;
     it.blur();
     const plain = all();
     it.focus({focusVisible: true, preventScroll: true});
-    return [name, focused !== plain];
+    return [name, outlined || focused !== plain];
 }"""
 """Marks the focused element; its name, and whether the focus can be seen."""
+# Left out: what arrow keys reach, in tables, in groups of radio buttons and inside fields (a chosen option is chosen
+# again to clear it).
 UNREACHED = """() => [...document.querySelectorAll("a[href], button, input, select, textarea")].filter((one) =>
     one.checkVisibility({checkOpacity: true, checkVisibilityCSS: true}) && one.offsetWidth > 1 && !one.disabled
     && one.type !== "hidden" && !one.closest(".ag-root, .ag-body, .js-plotly-plot")
-    && !(one.type === "radio" && !one.checked)
+    && !(one.type === "radio" && !one.checked) && !one.matches(".mantine-Input-wrapper [tabindex='-1']")
     && !one.hasAttribute("data-reached")).map((one) => one.outerHTML.slice(0, 160))"""
 
 
