@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,14 +44,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def document(output: str) -> dict:
+def document(output: str) -> dict[str, Any]:
     """The JSON in an output that may have notes around it."""
     start = min(at for at in (output.find("{"), output.find("[")) if at >= 0)
     return json.JSONDecoder().raw_decode(output[start:])[0]
 
 
 def test_commands_of_the_page_run_and_print_what_it_names(folder: Path) -> None:
-    said = {}
+    said: dict[str, Any] = {}
     for command in COMMANDS:
         answer = run(shlex.split(command), folder)
         assert answer.returncode == EXIT_CODES.get(command, 0), f"{command}\n{answer.stdout}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
@@ -20,7 +21,7 @@ OLD = Renamed("resilience.failures", "resilience.max_failures", since="0.2", rem
 
 
 @pytest.fixture
-def notes() -> list[str]:
+def notes() -> Iterator[list[str]]:
     shown: list[str] = []
     token = SHOW_NOTE.set(shown.append)
     yield shown
