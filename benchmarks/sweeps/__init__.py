@@ -1,0 +1,1 @@
+"""Parts of ``benchmarks/sweep.py``, each a program of its own."""
