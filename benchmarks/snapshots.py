@@ -62,7 +62,7 @@ def _measure(size: str, rounds: int) -> bool:
     copy, stall, complete, memory, disk = (
         found_times[name] for name in ("copy", "stall", "complete", "memory", "disk")
     )
-    held = stall <= STALL * copy and memory <= LOAD * disk
+    held: bool = stall <= STALL * copy and memory <= LOAD * disk
     print(
         f"{size:8} {copy:7.3f}s {stall:7.3f}s {complete:8.3f}s {memory:7.3f}s {disk:7.3f}s   "
         f"{stall / copy:10.2f}  {memory / disk:11.2f}   {'' if held else f'limits: {STALL}, {LOAD}'}",

@@ -223,7 +223,8 @@ def _fabric(kind: str) -> Step | None:
     """Fabric's loop; None if Lightning is not installed."""
     try:
         from lightning.fabric import Fabric
-        from lightning.fabric.strategies import DDPStrategy, ModelParallelStrategy
+        from lightning.fabric.strategies.ddp import DDPStrategy
+        from lightning.fabric.strategies.model_parallel import ModelParallelStrategy
     except ImportError:
         return None
 

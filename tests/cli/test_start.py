@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 import typer
@@ -95,7 +96,7 @@ def test_help_imports_no_heavy_packages(shell):
 
 
 def test_help_page_has_the_summaries_and_options_of_typers_program():
-    root = typer.main.get_command(program())
+    root: Any = typer.main.get_command(program())
     page = " ".join(root_page(1000).split())
     for name, command in root.commands.items():
         if not command.hidden:

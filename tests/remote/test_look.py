@@ -259,6 +259,9 @@ def terminal(words: list[str]) -> Iterator[tuple[Callable[[str], None], Callable
             except OSError:  # the program has ended
                 return
 
+    def press(keys: str) -> None:
+        os.write(master, keys.encode())
+
     def until_shown(text: str) -> None:
         deadline = time.monotonic() + 120
         while text.encode() not in seen:
@@ -267,7 +270,7 @@ def terminal(words: list[str]) -> Iterator[tuple[Callable[[str], None], Callable
             read(1)
 
     try:
-        yield until_shown, lambda keys: os.write(master, keys.encode()) and None
+        yield until_shown, press
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             read(0.2)

@@ -107,7 +107,7 @@ class Reply:
     """A reply of one frame."""
 
     def __init__(self, head: dict[str, Any]) -> None:
-        self._payloads = {name: head.pop(name) for name in ("out", "err") if name in head}
+        self._payloads: dict[str, bytes] = {name: head.pop(name) for name in ("out", "err") if name in head}
         self._head = head
 
     def expect(self, frame: str) -> tuple[dict[str, Any], bytes]:
