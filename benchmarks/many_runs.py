@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint_files import manifest
-from hpcaccel.core.durable_files import append_line, write_json
+from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.rank_records import Progress
 from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, to_dict
 from hpcaccel.core.registered_runs import register
@@ -45,11 +45,11 @@ def make_run(place: Path, number: int) -> None:
     run.code.mkdir()
     for name in ("train.py", "model.py", "data.py", "config.yaml"):
         (run.code / name).write_text("x = 1\n" * 100)
-    lines = []
+    ledger, lines = [], []  # the ledger is written at once: append_line waits for the disk after each line
     for attempt in (1, 2):
         run.attempt(attempt).mkdir()
         start = AttemptStart(attempt=attempt, time=created + attempt, job_id=str(number), nodes=["n1"], ranks=2)
-        append_line(run.ledger, to_dict(start))
+        ledger.append(to_dict(start))
         progress = Progress(resumed_step=0, resumed_from=None, total_steps=400)
         write_json(run.progress(attempt), to_dict(progress), sync=False)
         for rank in (0, 1, "supervisor"):
@@ -58,10 +58,11 @@ def make_run(place: Path, number: int) -> None:
             attempt=attempt, time=created + attempt + 1, reason="completed" if attempt == 2 else "preempted",
             decision="end" if attempt == 2 else "requeue", last_step=200 * attempt, seconds=100.0,
         )  # fmt: skip
-        append_line(run.ledger, to_dict(end))
+        ledger.append(to_dict(end))
         for step in range(200 * attempt - 199, 200 * attempt + 1, 2):
             values = {"loss": 1 / step}
             lines.append({"step": step, "attempt": attempt, "time": created + step, "epoch": 0, "values": values})
+    run.ledger.write_text("".join(json.dumps(line) + "\n" for line in ledger))
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for step in (200, 400):
         make_checkpoint(run.checkpoints / f"step_{step:08d}", step)
