@@ -105,6 +105,7 @@ PARTS: list[list[dict[str, Any]]] = [
     [{}, {}],
     [{"stop": True}, {}],
     [{}, {"save": True}],
+    [{}, {"snapshot": True}],
     [{"saving": BUSY}, {}],
     [{"saving": BUSY}, {"saving": FAILED}],
     [{"passes": 3}, {"passes": 3}],
@@ -120,7 +121,15 @@ def test_agreement_of_two_ranks_combines_their_flags() -> None:
     found = run_ranks("agreements.py", [json.dumps(PARTS)])
     assert found.codes == [0, 0], found.outputs
     decisions = [json.loads(output.splitlines()[-1]) for output in found.outputs]
-    defaults = {"stop": False, "save": False, "active": True, "passes": 0, "saving": DONE, "own": None}
+    defaults = {
+        "stop": False,
+        "save": False,
+        "active": True,
+        "passes": 0,
+        "saving": DONE,
+        "snapshot": False,
+        "own": None,
+    }
     for number, parts in enumerate(PARTS):
         first, second = both = [{**defaults, **part} for part in parts]
         expected = {
@@ -129,6 +138,7 @@ def test_agreement_of_two_ranks_combines_their_flags() -> None:
             "active": any(part["active"] for part in both),
             "uneven": first["active"] and second["active"] and first["passes"] != second["passes"],
             "saving": max(part["saving"] for part in both),
+            "snapshot": any(part["snapshot"] for part in both),
             "times": [part["own"] for part in both if part["own"]],
         }
         assert [rank[number] for rank in decisions] == [expected, expected], parts
