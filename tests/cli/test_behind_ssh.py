@@ -79,7 +79,11 @@ class Played:
             frames.insert(0, ({"frame": "secrets", "names": self.asks_for}, b""))
         if request["do"] == "submit":
             several = request["document"].get("jobs")
-            made = {"run": RUN} if several is None else {"runs": [{**RUN, "name": name} for name in several]}
+            made = (
+                {"run": RUN}
+                if several is None
+                else {"runs": [{**RUN, "run_id": f"{RUN['run_id']}-{name}", "name": name} for name in several]}
+            )
             frames[0] = ({"frame": "exit", "code": 0, **made}, b"")
         return talk(_Conversation(iter(frames), self.given))
 
@@ -306,7 +310,7 @@ def test_file_with_several_jobs_is_sent_as_one_request(effect: Any, there: Playe
     assert (request["kind"], list(jobs), request["options"]) == ("jobs", ["prepare", "train"], ["--after=old"])
     assert (jobs["train"]["entrypoint"]["script"], jobs["train"]["slurm"]["nodes"]) == ("./train.py", "2")
     (sent, _, code), _ = effect("stop", "prepare")
-    assert sent[-1]["args"] == ["stop", RUN["run_id"]], "both are remembered"
+    assert sent[-1]["args"] == ["stop", f"{RUN['run_id']}-prepare"], "both are remembered"
     (sent, _, code), err = effect("submit", "jobs.yaml", "train.slurm.time=90", "--cluster", "alps")
     assert (sent, code, b"slurm.time 01:30:00 is longer" in err) == ([], 2, True)
     (sent, _, code), err = effect("submit", "jobs.yaml", "--wait", "--grid", "args.x=1,2", "--cluster", "alps")
