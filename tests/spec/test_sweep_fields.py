@@ -232,7 +232,7 @@ GRID = "use `hpcaccel submit --grid`, which submits one job for each value"
     ("sweep", "problem"),
     [
         ("parameters: {args.lr: {float: [1, 2]}, ags.depth: {choice: [1, 2]}}", "4: sweep.parameters.ags.depth is not a known key. Did you mean 'args.depth'?"),
-        ("parameters: {checkpoint.kepe: {int: [1, 2]}}", "4: sweep.parameters.checkpoint.kepe is not a known key (allowed: every_steps, every_minutes, background, when_busy, keep, keep_every_steps, resume, watch). Did you mean 'keep'?"),
+        ("parameters: {checkpoint.kepe: {int: [1, 2]}}", "4: sweep.parameters.checkpoint.kepe is not a known key (allowed: every_steps, every_minutes, background, when_busy, snapshot_every_steps, snapshot_replicas, keep, keep_every_steps, resume, watch). Did you mean 'keep'?"),
         ("parameters: {runtime.fsdp.warp: {choice: [a, b]}}", None),
         ("parameters: {slurm.nodes: {choice: [1, 2]}}", f"4: sweep.parameters.slurm.nodes cannot be searched, because a worker keeps its allocation from trial to trial: {GRID}"),
         ("parameters: {nodes: {choice: [1, 2]}}", f"4: sweep.parameters.nodes cannot be searched, because a worker keeps its allocation from trial to trial: {GRID}"),
