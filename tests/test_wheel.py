@@ -154,6 +154,7 @@ def test_wheel_metadata_lists_its_requirements(wheel: Path) -> None:
         "mcp",
         "all",
         "bench",
+        "docs",
         "dev",
     }
     core = {need.partition(">")[0] for need in said.get_all("Requires-Dist", []) if "extra ==" not in need}

@@ -118,6 +118,7 @@ def test_pictures_without_runs(
         tab = visit(LARGE, scheme)
         for name in ("", "sweeps"):
             page = open_page(tab, nothing, name, ".blank")
+            assert page.locator(".blank").inner_text().strip()
             take(page, LARGE, pictures / f"empty-{name or 'runs'}-{scheme}-large.png")
 
 
