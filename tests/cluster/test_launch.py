@@ -33,7 +33,7 @@ def note(number, frame):
         file.write(signal.Signals(number).name + "\\n")
     if number in (signal.SIGTERM, signal.SIGINT):
         time.sleep(0.5)
-        sys.exit(9)
+        os._exit(9)  # sys.exit() would restore the default handlers first, and a repeated signal would then end it
 
 for one in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
     signal.signal(one, note)
