@@ -1,4 +1,5 @@
-"""Snapshots of the training state in the memory of the nodes, from which crashed ranks resume without reading a disk.
+"""Snapshots of the training state in the memory of the nodes, from which crashed ranks resume: no tensor is read from
+the disk.
 
 Every rank copies its part of the state, the same bytes as for a checkpoint, into one of two files in shared memory, and
 continues; a thread then computes the CRCs and publishes the part (see ``snapshot_parts``). A rank overwrites its older
@@ -30,11 +31,12 @@ from hpcaccel.checkpoint.part_files import COPIES, PartFile, PartFiles
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.save_plan import AgreedPlan, FirstRank, PlanCache, collect
 from hpcaccel.checkpoint.shard_files import crc32, rank_file
-from hpcaccel.checkpoint.snapshot_memory import LARGEST_PART, SnapshotMemory, available_bytes
+from hpcaccel.checkpoint.snapshot_memory import LARGEST_PART, SnapshotMemory
 from hpcaccel.checkpoint.snapshot_parts import SnapshotKey, SnapshotRecord
 from hpcaccel.checkpoint.snapshot_replicas import SnapshotReplicas
 from hpcaccel.checkpoint.training_state import TrainingState
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
+from hpcaccel.core.free_memory import available_bytes
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["NodeSnapshots"]

@@ -6,8 +6,12 @@ import time as clock
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Notice", "message_of"]
+__all__ = ["END_EVENTS", "OUTBOX", "Notice", "message_of"]
 
+OUTBOX = "notices.jsonl"
+"""File of a run or a sweep with what was to be sent and what became of it: see ``node.notices.outbox``."""
+END_EVENTS = ("end", "stop", "failure", "requeue")
+"""Events of which one tells the end of an attempt."""
 COLOURS = {"failure": "#d64545", "hang": "#d64545", "idle_gpus": "#d6a545", "stop": "#8a8a8a", "requeue": "#4576d6"}
 GOOD, BAD = "#3a9d5d", "#d64545"
 _PLAIN = ("run", "job", "attempt", "step", "reason", "decision", "host")

@@ -67,6 +67,13 @@ def shell_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def srun_words(code: int) -> str:
+    """How srun reports the end of a task with this exit code of Popen: ``Killed``, ``Exited with exit code 2``."""
+    if code > 0:
+        return f"Exited with exit code {code}"
+    return (signal.strsignal(-code) or f"Signal {-code}").partition(" (")[0]
+
+
 MARK = "HPCACCEL_BATCH"
 """Environment variable that all descendants of the batch step inherit. Its value is the batch step's process ID, its
 start in clock ticks and its start in seconds since the epoch, separated by colons."""

@@ -16,7 +16,7 @@ from hpcaccel.service.run_routes import RunId
 from hpcaccel.service.run_source import RunSource
 from hpcaccel.view.merged_log import LogLine
 from hpcaccel.view.metric_buckets import Bucket
-from hpcaccel.view.profile_traces import trace_path
+from hpcaccel.view.profile_traces import Profile, trace_path
 
 __all__ = ["detail_routes"]
 
@@ -26,22 +26,6 @@ class FirstTraceback(BaseModel):
 
     rank: int | None
     text: str | None
-
-
-class ProfileTrace(BaseModel):
-    """A rank's trace of some steps."""
-
-    name: str
-    """Empty if there is no trace."""
-    attempt: int
-    rank: int
-    state: str
-    first_step: int
-    last_step: int
-    path: str | None
-    bytes: int
-    time: float
-    detail: str
 
 
 _TRACE: dict[int | str, dict[str, Any]] = {
@@ -84,7 +68,7 @@ def detail_routes(source: RunSource) -> APIRouter:
         """The traceback of the rank that failed first."""
         return JsonAnswer(source.read(run_id, "traceback"))
 
-    @routes.get("/runs/{run_id}/profiles", response_model=list[ProfileTrace])
+    @routes.get("/runs/{run_id}/profiles", response_model=list[Profile])
     def traces(run_id: RunId) -> JsonAnswer:
         """The traces of torch's profiler, oldest first."""
         return JsonAnswer(source.read(run_id, "profiles"))

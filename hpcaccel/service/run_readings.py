@@ -68,7 +68,7 @@ def _checkpoints(run: Run) -> list[dict[str, Any]]:
 
 
 def _profiles(run: Run) -> list[dict[str, Any]]:
-    return [{"name": one.name, **asdict(one)} for one in profiles(run)]
+    return [asdict(one) for one in profiles(run)]
 
 
 def _trace_part(

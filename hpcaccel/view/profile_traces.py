@@ -16,6 +16,8 @@ __all__ = ["Profile", "profiles", "trace_path"]
 class Profile:
     """A rank's trace of some steps, as ``hpcaccel profile`` has requested it."""
 
+    name: str
+    """Name of the trace in its run, such as ``1/step_1201-rank0.json.gz``; empty without a trace."""
     attempt: int
     rank: int
     state: str
@@ -28,11 +30,6 @@ class Profile:
     time: float
     detail: str
 
-    @property
-    def name(self) -> str:
-        """Name of the trace in its run, such as ``1/step_1201-rank0.json.gz``; empty without a trace."""
-        return "" if self.path is None else f"{self.attempt}/{Path(self.path).name}"
-
 
 def profiles(run: RunDir) -> list[Profile]:
     """All traces of a run, oldest first. A recording whose attempt has ended counts as failed.
@@ -43,6 +40,7 @@ def profiles(run: RunDir) -> list[Profile]:
     ledger = RunLedger.read(run)
     return [
         Profile(
+            name="" if one.file is None else f"{attempt}/{Path(one.file).name}",
             attempt=attempt,
             rank=one.rank,
             state=one.state if one.is_over or ledger.end_of(attempt) is None else "failed",

@@ -19,6 +19,7 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import CheckpointEngine, TrainingState, background, snapshot_memory
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core.durable_files import read_lines
+from hpcaccel.core.free_memory import available_bytes
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.test_faults import contents
 from tests.checkpoint.training import Training
@@ -313,7 +314,7 @@ def test_snapshot_memory_smaller_than_the_file_streams_the_whole_file(tmp_path):
 
 
 def test_snapshot_too_large_for_the_memory_of_the_node_is_refused(monkeypatch):
-    free = snapshot_memory.available_bytes()
+    free = available_bytes()
     assert free is None or free > 0
     monkeypatch.setattr(snapshot_memory, "available_bytes", lambda: 10_000)
     assert snapshot_memory.no_room(4000, of=2) is None

@@ -16,7 +16,33 @@ from .scenario import Scenario
 
 WAIT = 180_000
 """Longest wait for a step of a scenario, in milliseconds."""
+SPEC = """\
+# A job of the development cluster.
+name: NAME
+entrypoint: {script: descends.py, args: {lr: 1.0, seconds: SECONDS}}
+slurm:
+  partition: gpu
+  nodes: 1
+  ntasks_per_node: 1
+  mem: 200M
+  time: 5
+  nodelist: NODE
+runtime: {stop: signals}
+resilience: {preflight: "off"}
+"""
+SWEEP = """\
+sweep:
+  method: grid
+  metric: loss
+  parameters: {args.lr: {choice: [3.0, 1.0, 2.0]}}
+  workers: 1
+"""
 PICTURES = Path(__file__).parents[2] / "screenshots"
+
+
+def spec_of(name: str, node: str, *, seconds: float, more: str = "") -> str:
+    """A spec of ``descends.py`` on one node, whose steps take ``seconds``; ``more`` is appended."""
+    return SPEC.replace("NAME", name).replace("NODE", node).replace("SECONDS", str(seconds)) + more
 
 
 class Browsing:

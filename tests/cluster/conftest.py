@@ -8,14 +8,12 @@ session takes it down (tests/conftest.py).
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from .dev_cluster import Cluster, Lease, program
+from .dev_cluster import Cluster, Lease, program, temporary_root
 from .scenario import Scenario
 from .undisturbed import undisturbed
 
@@ -68,11 +66,8 @@ def lease_for_module(cluster: Cluster) -> Iterator[Callable[[int], list[str]]]:
 @pytest.fixture
 def new_root() -> Iterator[Path]:
     """A root for the test's own cluster, which is taken down at the end."""
-    prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
-    root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
-    yield root
-    program("down", "--root", str(root))
-    shutil.rmtree(root)
+    with temporary_root() as root:
+        yield root
 
 
 @pytest.fixture

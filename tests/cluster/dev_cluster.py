@@ -7,8 +7,10 @@ import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,30 @@ def program(*args: str, check: bool = True, **env: str) -> subprocess.CompletedP
     if check and answer.returncode:
         raise RuntimeError(f"docker/cluster {shlex.join(args)} ended with {answer.returncode}:\n{answer.stderr}")
     return answer
+
+
+@contextmanager
+def temporary_root() -> Iterator[Path]:
+    """A root for a cluster, which is taken down at the end."""
+    prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
+    root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
+    try:
+        yield root
+    finally:
+        program("down", "--root", str(root))
+        shutil.rmtree(root)
+
+
+@contextmanager
+def own_cluster(*options: str) -> Iterator[Cluster]:
+    """A running cluster that no other test uses, so that its daemons and nodes may be stopped.
+
+    Args:
+        options: of `docker/cluster up`.
+    """
+    with temporary_root() as root:
+        program("up", "--root", str(root), *options)
+        yield Cluster.at(root)
 
 
 def wait_until(condition: Callable[[], object], what: str, *, timeout_seconds: float = 300) -> None:

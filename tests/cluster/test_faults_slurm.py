@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .dev_cluster import Cluster, program, wait_until
+from .dev_cluster import Cluster, own_cluster, wait_until
 from .injectors import drained, hold_in_queue, release, signal_rank, taken_away
 from .scenario import Scenario
 from .undisturbed import undisturbed
@@ -28,13 +25,9 @@ SHORT_GRACE_SECONDS = 2
 @pytest.fixture(scope="module")
 def own() -> Iterator[Cluster]:
     """Four nodes, with a short SlurmdTimeout and a short grace time."""
-    prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
-    root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
     options = ["--nodes", "4", "--slurmd-timeout-seconds", "10", "--grace-seconds", str(SHORT_GRACE_SECONDS)]
-    program("up", "--root", str(root), *options)
-    yield Cluster.at(root)
-    program("down", "--root", str(root))
-    shutil.rmtree(root)
+    with own_cluster(*options) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -10,31 +10,9 @@ import pytest
 
 from tests.remote.login_node import LoginNode, why_no_sshd
 
-from .browsing import Browsing, browsing
+from .browsing import SWEEP, Browsing, browsing, spec_of
 from .dev_cluster import Cluster
 from .scenario import PROGRAMS, Scenario
-
-SPEC = """\
-name: from-laptop
-entrypoint: {script: descends.py, args: {lr: 1.0, seconds: SECONDS}}
-environment: {python: PYTHON}
-slurm:
-  partition: gpu
-  nodes: 1
-  ntasks_per_node: 1
-  mem: 200M
-  time: 5
-  nodelist: NODE
-runtime: {stop: signals}
-resilience: {preflight: "off"}
-"""
-SWEEP = """\
-sweep:
-  method: grid
-  metric: loss
-  parameters: {args.lr: {choice: [3.0, 1.0, 2.0]}}
-  workers: 1
-"""
 
 
 @pytest.fixture
@@ -60,11 +38,8 @@ def test_a_run_and_a_sweep_behind_ssh_on_the_page(
     (name,) = lease(1)
 
     def spec(seconds: float, more: str = "") -> str:
-        values = {"NODE": name, "SECONDS": str(seconds), "PYTHON": sys.executable}
-        text = SPEC + more
-        for key, value in values.items():
-            text = text.replace(key, value)
-        return text
+        python = f"environment: {{python: {sys.executable}}}\n"
+        return spec_of("from-laptop", name, seconds=seconds, more=python + more)
 
     laptop = Scenario(None, login.client)
     laptop.env = login.environment()

@@ -11,14 +11,13 @@ import re
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .dev_cluster import Cluster, program
+from .dev_cluster import Cluster, own_cluster
 from .scenario import Scenario
 
 PREFIX = os.environ.get("HPCACCEL_TEST_PYXIS", "")
@@ -58,12 +57,8 @@ for folder in ("/data", "/rw", os.environ["HPCACCEL_RUN_DIR"]):
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Cluster]:
-    prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
-    root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
-    program("up", "--root", str(root), "--nodes", "2", "--pyxis", PREFIX)
-    yield Cluster.at(root)
-    program("down", "--root", str(root))
-    shutil.rmtree(root)
+    with own_cluster("--nodes", "2", "--pyxis", PREFIX) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

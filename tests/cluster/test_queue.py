@@ -7,13 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .dev_cluster import Cluster, program, wait_until
+from .dev_cluster import Cluster, own_cluster, program, wait_until
 from .scenario import Scenario
 
 pytestmark = pytest.mark.chaos
@@ -25,12 +24,8 @@ WAITS_EACH = 3
 @pytest.fixture(scope="module")
 def own() -> Iterator[Cluster]:
     """A cluster whose daemons may be stopped."""
-    prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
-    root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
-    program("up", "--root", str(root), "--nodes", "2")
-    yield Cluster.at(root)
-    program("down", "--root", str(root))
-    shutil.rmtree(root)
+    with own_cluster("--nodes", "2") as cluster:
+        yield cluster
 
 
 class Counted:

@@ -5,16 +5,13 @@ All nodes of the development cluster are on this machine and share /dev/shm, whe
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from .dev_cluster import Cluster, program, wait_until
+from .dev_cluster import Cluster, own_cluster, wait_until
 from .injectors import signal_rank, taken_away
 from .scenario import Scenario
 from .test_faults_slurm import ends_as_undisturbed, nodes_of
@@ -29,12 +26,8 @@ EVER = 100_000
 @pytest.fixture(scope="module")
 def own() -> Iterator[Cluster]:
     """Three nodes, with a short SlurmdTimeout: after the loss of one, the run continues on the others."""
-    prefix = Path(os.environ["HPCACCEL_TEST_ROOTS"] + "-")
-    root = Path(tempfile.mkdtemp(prefix=prefix.name, dir=prefix.parent))
-    program("up", "--root", str(root), "--nodes", "3", "--slurmd-timeout-seconds", "10")
-    yield Cluster.at(root)
-    program("down", "--root", str(root))
-    shutil.rmtree(root)
+    with own_cluster("--nodes", "3", "--slurmd-timeout-seconds", "10") as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -7,31 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from .browsing import browsing
+from .browsing import SWEEP, browsing, spec_of
 from .dev_cluster import Cluster
 from .scenario import PROGRAMS, Scenario
-
-SPEC = """\
-# A job of the development cluster.
-name: from-form
-entrypoint: {script: descends.py, args: {lr: 1.0, seconds: SECONDS}}
-slurm:
-  partition: gpu
-  nodes: 1
-  ntasks_per_node: 1
-  mem: 200M
-  time: 5
-  nodelist: NODE
-runtime: {stop: signals}
-resilience: {preflight: "off"}
-"""
-SWEEP = """\
-sweep:
-  method: grid
-  metric: loss
-  parameters: {args.lr: {choice: [3.0, 1.0, 2.0]}}
-  workers: 1
-"""
 
 
 @pytest.fixture
@@ -41,7 +19,7 @@ def scenario(cluster: Cluster, lease: Callable[[int], list[str]], tmp_path: Path
 
 
 def spec(scenario: Scenario, seconds: float, more: str = "") -> str:
-    return (SPEC + more).replace("NODE", scenario.nodes[0]).replace("SECONDS", str(seconds))
+    return spec_of("from-form", scenario.nodes[0], seconds=seconds, more=more)
 
 
 def records(scenario: Scenario, name: str) -> int:

@@ -16,6 +16,7 @@ import pytest
 from hpcaccel.core import webhook
 from hpcaccel.core.durable_files import append_line, read_json, read_lines, write_json
 from hpcaccel.core.launch_spec import NoticePolicy, launch_of
+from hpcaccel.core.notice_message import OUTBOX
 from hpcaccel.core.records import AttemptEnd, AttemptStart, Hang, WorkerEnd, WorkerSeen, WorkerStart, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.samples import IdleGpu
@@ -23,7 +24,7 @@ from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.node.notices import outbox as outbox_module
 from hpcaccel.node.notices import run_events
 from hpcaccel.node.notices import sender as sender_module
-from hpcaccel.node.notices.outbox import OUTBOX, Outbox
+from hpcaccel.node.notices.outbox import Outbox
 from hpcaccel.node.notices.overdue import send_overdue_notices
 from hpcaccel.node.notices.run_events import RunEvents
 from hpcaccel.node.notices.sender import Sender

@@ -16,7 +16,7 @@ from torch import nn
 
 from hpcaccel import Accelerator
 from hpcaccel.big_modeling import dispatch_model, init_empty_weights
-from hpcaccel.checkpoint import snapshot_memory
+from hpcaccel.core.free_memory import available_bytes
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.model_preparation import dispatch
 from hpcaccel.runtime.offload.mapped_tensors import OffloadError
@@ -151,7 +151,7 @@ def test_cpu_memory_is_what_is_left_for_this_process(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("hpcaccel.runtime.offload.device_memory.available_bytes", lambda: 123)
     assert get_max_memory()["cpu"] == 123
     monkeypatch.undo()
-    free = snapshot_memory.available_bytes()
+    free = available_bytes()
     assert free is not None
     assert 0 < get_max_memory()["cpu"] < 2 * free
     assert list(get_max_memory({"disk": 1, "cpu": "1GiB", 1: 5, 0: 4})) == [0, 1, "cpu", "disk"]

@@ -133,8 +133,8 @@ def test_report_of_a_run_has_all_parts_and_loads_nothing(tmp_path: Path) -> None
 def test_samples_and_profiles_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = troubled(tmp_path, "20261120-153012-4f2a")
     profile = Profile(
-        attempt=2, rank=1, state="done", first_step=41, last_step=45, path="/runs/trace.json.gz", bytes=3_100_000,
-        time=1.0, detail="",
+        name="2/trace.json.gz", attempt=2, rank=1, state="done", first_step=41, last_step=45,
+        path="/runs/trace.json.gz", bytes=3_100_000, time=1.0, detail="",
     )  # fmt: skip
     node = NodeUsage(
         node="n1", seconds=60.0, source="cgroup2", cpu_share=0.25, cpus=8, memory_peak_bytes=6_000_000_000,

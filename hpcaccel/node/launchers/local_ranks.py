@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcaccel.core.log import log_always
 from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.batch import shell_code
+from hpcaccel.node.batch import shell_code, srun_words
 from hpcaccel.node.environment.containers import Wrapped
 
 __all__ = ["LocalAgent", "LocalRanks", "send_to_groups", "start_here"]
@@ -58,7 +58,7 @@ class LocalRanks:
         if failed and self._first_failure is None:
             self._first_failure = (time.monotonic(), shell_code(codes[failed[0]] or 0))
             for rank in failed:
-                log_always(log, f"rank {rank}: {_how(codes[rank] or 0)}")
+                log_always(log, f"rank {rank}: {srun_words(codes[rank] or 0)}")
             self._send(signal.SIGTERM)
         if any(code is None for code in codes):
             if self._first_failure and time.monotonic() > self._first_failure[0] + AFTER_FIRST_SECONDS:
@@ -87,13 +87,6 @@ class LocalRanks:
     def _send_group(self, number: signal.Signals) -> None:
         """Signal the ranks' process groups, including processes that ranks have left behind (data-loader workers)."""
         send_to_groups(self._ranks, number)
-
-
-def _how(code: int) -> str:
-    """How a rank ended, in srun's words, from its return code."""
-    if code > 0:
-        return f"Exited with exit code {code}"
-    return (signal.strsignal(-code) or f"Signal {-code}").partition(" (")[0]
 
 
 class LocalAgent:

@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel.core.durable_files import FILE_MODE, append_line, lock_file, read_lines
-from hpcaccel.core.notice_message import Notice
+from hpcaccel.core.notice_message import END_EVENTS, OUTBOX, Notice
 from hpcaccel.core.records import from_dict
 
-__all__ = ["OUTBOX", "Outbox"]
+__all__ = ["Outbox"]
 
-OUTBOX = "notices.jsonl"
-ENDS = ("end", "stop", "failure", "requeue")
-"""Events of which one tells the end of an attempt."""
 MOST_TRIES = 8
 """A notice is given up after this number of requests without success."""
 
@@ -92,7 +89,7 @@ class Outbox:
 
     def _knows_end_of(self, notice: Notice) -> bool:
         attempt, _, event = notice.key.partition(".")
-        return event in ENDS and any(f"{attempt}.{one}" in self.notices for one in ENDS)
+        return event in END_EVENTS and any(f"{attempt}.{one}" in self.notices for one in END_EVENTS)
 
     def settle(self, ledger_bytes: int) -> None:
         """Record that everything up to this size of the ledger was tried, after the run's end."""

@@ -1,4 +1,4 @@
-"""The processes below this one, and the memory left for them: what Linux says, and how to kill them."""
+"""The processes below this one: what Linux says about them, and how to kill them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 __all__ = [
     "adopt_orphans",
@@ -17,7 +16,6 @@ __all__ = [
     "fork_is_bad",
     "has_loaded",
     "kill_descendants",
-    "memory_left",
     "out_of_memory_kills",
 ]
 
@@ -84,33 +82,6 @@ def out_of_memory_kills() -> int | None:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
     except OSError:
         return None
-
-
-def memory_left() -> float:
-    """How many bytes of memory this process may still use, as far as known: on this node and in its cgroups."""
-    found = [float("inf")]
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(1024.0 * int(line.split()[1]))
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, group = line.split(":", 2)
-            for folder in (Path(f"/sys/fs/cgroup/{controllers}{group}"), *Path(f"/sys/fs/cgroup{group}").parents):
-                found += _left_in(folder)
-    except (OSError, ValueError):
-        pass
-    return min(found)
-
-
-def _left_in(cgroup: Path) -> Iterator[float]:
-    """What is left of a cgroup's limit. Its cache of files counts as used, so that the result is rather too small."""
-    for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-        try:
-            most = (cgroup / limit).read_text().strip()
-            if most.isdigit():
-                yield int(most) - int((cgroup / usage).read_text())
-        except OSError:
-            continue
 
 
 def fork_is_bad() -> bool:

@@ -23,6 +23,7 @@ import warnings
 from typing import Any
 
 from hpcaccel.core.durable_files import LineSplitter, json_line
+from hpcaccel.core.free_memory import available_bytes
 from hpcaccel.core.parent_death import die_with
 from hpcaccel.node.warm.descendants import (
     adopt_orphans,
@@ -30,7 +31,6 @@ from hpcaccel.node.warm.descendants import (
     fork_is_bad,
     has_loaded,
     kill_descendants,
-    memory_left,
     out_of_memory_kills,
 )
 from hpcaccel.node.warm.warm_channel import connect
@@ -59,6 +59,11 @@ def main(plan: dict[str, Any]) -> None:
         exit_as(parent.status)
     else:
         become(order["arguments"], plan["python"])
+
+
+def _has_memory() -> bool:
+    free = available_bytes()
+    return free is None or free > LEAST_BYTES
 
 
 class WarmParent:
@@ -220,7 +225,7 @@ class WarmParent:
         self._pause = min(2 * self._pause, LONGEST_LOOK_SECONDS)
         self._look_at = time.monotonic() + self._pause
         library = self._plan["library"]
-        if not library or (self._rank is not None and has_loaded(self._rank, library) and memory_left() > LEAST_BYTES):
+        if not library or (self._rank is not None and has_loaded(self._rank, library) and _has_memory()):
             self._importing = True
             threading.Thread(target=self._import, daemon=True).start()
 

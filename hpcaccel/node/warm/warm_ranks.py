@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.log import log_always
 from hpcaccel.core.records import EXIT_CONTINUED
-from hpcaccel.node.batch import shell_code
+from hpcaccel.node.batch import shell_code, srun_words
 from hpcaccel.node.warm.warm_channel import WarmConnection, WarmListener
 
 __all__ = ["OFF", "WarmRanks", "WarmStep", "why_not_warm"]
@@ -132,7 +132,7 @@ class WarmStep:
             connection.receive()
         if not self._told and self.complete and all(one.warm for one in self.connections.values()):
             self._told = True
-            log.info("the ranks' warm parents have imported torch: a restart in place needs no imports")
+            log.info("the ranks' warm parents have imported torch: a restart in place need not import it")
 
     def send(self, order: Mapping[str, Any]) -> None:
         for connection in self.connections.values():
@@ -243,7 +243,7 @@ class WarmRanks:
                 continue
             if not self._kills and len(self._ended) <= MOST_LINES:
                 where = "" if self.step.local else f" on {one.host}"
-                log_always(log, f"rank {one.rank}{where}: {_how(one.code)}")
+                log_always(log, f"rank {one.rank}{where}: {srun_words(one.code)}")
             if not self._code:
                 self._code = shell_code(one.code)
                 self._kill_at = now + _patience_seconds(one.code)
@@ -286,10 +286,3 @@ def _patience_seconds(code: int) -> float:
     if code == EXIT_CONTINUED:
         return AFTER_STOP_SECONDS
     return 0.0 if -code in _CRASHES else AFTER_FAILURE_SECONDS
-
-
-def _how(code: int) -> str:
-    """How a rank ended, in srun's words."""
-    if code > 0:
-        return f"Exited with exit code {code}"
-    return (signal.strsignal(-code) or f"Signal {-code}").partition(" (")[0]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpcaccel.checkpoint.snapshot_memory import available_bytes
+from hpcaccel.core.free_memory import available_bytes
 from hpcaccel.runtime.compat.introspection import compute_module_sizes, convert_file_size_to_int
 from hpcaccel.runtime.distributed import device_backend
 from hpcaccel.runtime.enums import CustomDtype

@@ -189,7 +189,7 @@ class CheckpointSection(Section):
         default=None,
         description="Number of optimizer steps between snapshots in the memory of the nodes (/dev/shm, two per rank, "
         "each as large as what the rank saves). If ranks crash and are restarted on the same nodes, they resume from "
-        "the newest one, without reading a disk. auto: as often as costs less than 1 % of the time; null: no "
+        "the newest one, and read no tensor from the disk. auto: as often as costs less than 1 % of the time; null: no "
         "snapshots. A node without enough memory goes on without them. Request the memory with slurm.mem.",
     )
     snapshot_replicas: Annotated[Natural, AfterValidator(_replicas)] = Field(
@@ -250,9 +250,9 @@ class ResilienceSection(Section):
     warm_restart: Literal["auto", "off"] = Field(
         default="off",
         description="auto: each rank has a parent process that outlives it, imports torch while the first attempt "
-        "trains, and starts the next attempt in the same place by fork, without srun and without imports. Commands, "
-        "torchrun, containers, components, bridges and trials of sweeps have no such parents: their restarts begin "
-        "with new processes.",
+        "trains, and starts the next attempt in the same place by fork, without srun and without the import of torch. "
+        "Commands, torchrun, containers, components, bridges and trials of sweeps have no such parents: their restarts "
+        "begin with new processes.",
     )
     preflight: Literal["off", "quick", "full"] = Field(
         default="quick",

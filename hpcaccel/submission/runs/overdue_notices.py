@@ -8,14 +8,13 @@ import sys
 
 from hpcaccel.core.durable_files import read_lines
 from hpcaccel.core.launch_spec import find_launch
+from hpcaccel.core.notice_message import END_EVENTS, OUTBOX
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.run_ledger import RunLedger
 from hpcaccel.submission.runs.status import RunStatus
 
 __all__ = ["send_overdue_notices"]
 
-_OUTBOX = "notices.jsonl"
-_ENDS = ("end", "stop", "failure", "requeue")
 _SETTLED = ("delivered", "given_up")
 
 
@@ -36,7 +35,7 @@ def send_overdue_notices(run: RunDir, status: RunStatus) -> bool:
 
 def _is_due(run: RunDir, status: RunStatus) -> bool:
     """Whether a notice may be due: the run sends notices and has ended, and no notice of its end is delivered."""
-    outbox = run.path / _OUTBOX
+    outbox = run.path / OUTBOX
     if not status.ended or status.note or status.tasks or run.is_trial or run.is_worker or not outbox.exists():
         return False
     launch = find_launch(run)
@@ -51,4 +50,4 @@ def _is_due(run: RunDir, status: RunStatus) -> bool:
     if any(state not in _SETTLED for state in states.values()):
         return True
     newest = max(RunLedger.read(run).attempts, default=0)
-    return not any(f"{newest}.{event}" in states for event in _ENDS)
+    return not any(f"{newest}.{event}" in states for event in END_EVENTS)
