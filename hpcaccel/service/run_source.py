@@ -16,7 +16,7 @@ from hpcaccel.service.run_readings import SWEEP_READINGS, read_run
 from hpcaccel.service.service_settings import ServiceSettings
 from hpcaccel.service.shared_values import SharedValues
 from hpcaccel.spec import ClusterProfile, load_profile, profile_names
-from hpcaccel.submission.runs.find import FoundRun, find_run, known_runs
+from hpcaccel.submission.runs.find import FoundRun, KnownRuns, find_run
 from hpcaccel.submission.runs.overdue_notices import send_overdue_notices
 from hpcaccel.submission.runs.run_handle import AnyRun, SweepRun, open_run
 from hpcaccel.sweeps.sweep_handle import Sweep
@@ -37,6 +37,7 @@ class RunSource:
 
     def __init__(self, settings: ServiceSettings) -> None:
         self.settings = settings
+        self._known_runs = KnownRuns(settings.runs_dir)
         self._known: SharedValues[list[FoundRun]] = SharedValues(seconds=1.0, most=1)
         self._rows: SharedValues[list[RunRow]] = SharedValues(seconds=2.0, most=1)
         self._pages: SharedValues[list[RunRow]] = SharedValues(seconds=1.0, most=50)
@@ -106,7 +107,7 @@ class RunSource:
 
     def known(self) -> list[FoundRun]:
         """All runs and sweeps, oldest first."""
-        return self._known.get("", lambda: known_runs(self.settings.runs_dir))
+        return self._known.get("", self._known_runs.read)
 
     def overview(self, token: str) -> Overview:
         """The overview of a run.
@@ -141,9 +142,9 @@ class RunSource:
         if not there and not states and sort == "-created":  # the usual first page: the others need not be read
             found = [run for run in reversed(self.known()) if _called(run.name, run.run_id, name)]
             page = found[offset : offset + limit]
-            rows = self._pages.get(tuple(run.path for run in page), lambda: listed([run.open().dir for run in page]))
+            rows = self._pages.get(tuple(run.path for run in page), lambda: _listed(page))
             return rows, len(found)
-        every = self._rows.get("", lambda: listed([run.open().dir for run in self.known()]))
+        every = self._rows.get("", lambda: _listed(self.known()))
         every = [*every, *there]
         chosen = [row for row in every if _called(row.name, row.run_id, name) and (not states or row.state in states)]
         key = sort.lstrip("-")
@@ -194,7 +195,7 @@ class RunSource:
         there = self.remote.sweeps()
         found = [run for run in reversed(self.known()) if run.kind == "sweep"]
         page = found if there else found[offset : offset + limit]  # else all are put in order with those behind SSH
-        rows = listed([run.open().dir for run in page])
+        rows = _listed(page)
         if not there:
             return rows, len(found)
         every = sorted([*rows, *there], key=lambda row: row.created, reverse=True)
@@ -209,6 +210,10 @@ def _profiles_behind_ssh() -> Iterator[ClusterProfile]:
             continue  # the list of clusters shows the problem
         if profile is not None and profile.host is not None:
             yield profile
+
+
+def _listed(runs: Sequence[FoundRun]) -> list[RunRow]:
+    return listed([run.open().dir for run in runs], patient=True)
 
 
 def _called(name: str, run_id: str, part: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.sweep_dir import SweepDir
-from hpcaccel.submission.runs.find import known_runs
+from hpcaccel.submission.runs.find import KnownRuns
 from hpcaccel.submission.runs.run_handle import SweepRun, open_run
 from hpcaccel.view.merged_log import first_traceback
 from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
@@ -48,13 +48,14 @@ class WatchedRuns:
 
     def __init__(self, most: int = 200) -> None:
         self._most = most
+        self._known = KnownRuns()
 
     def rows(self) -> tuple[list[tuple[RunRow, bool]], int]:
         """The rows of the newest runs, newest first, each with whether it is a sweep; and the number of all runs.
 
         Slurm is queried through the cache that all processes of the user share, at most once a minute.
         """
-        known = known_runs()
+        known = self._known.read()
         newest = known[::-1][: self._most]
         rows = listed([one.open().dir for one in newest], patient=True)
         return [(row, one.kind == "sweep") for row, one in zip(rows, newest, strict=True)], len(known)

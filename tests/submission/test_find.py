@@ -14,7 +14,7 @@ from hpcaccel.errors import RunNotFound
 from hpcaccel.submission import Run, RunArray, all_runs, find_run
 from hpcaccel.submission.jobs.run_state import read_record, write_record
 from hpcaccel.submission.runs import find, run_index
-from hpcaccel.submission.runs.find import known_runs
+from hpcaccel.submission.runs.find import KnownRuns, known_runs
 from tests.submission.conftest import Project
 
 
@@ -145,6 +145,56 @@ def test_cached_run_is_not_read_again(project: Project, monkeypatch: pytest.Monk
     monkeypatch.setattr(find, "read_record", lambda run: pytest.fail(f"{run.path} was read"))
     assert known_runs() == first
     assert [run.run_id for run in all_runs()] == [run.run_id for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ("nothing", "demo"),
+        ("deleted", None),
+        ("moved", "demo"),
+        ("renamed in its record", "other"),
+        ("replaced by another with the same times", "dema"),
+    ],
+)
+def test_later_read_of_a_process_notices_a_changed_run(
+    project: Project, monkeypatch: pytest.MonkeyPatch, how: str, name: str | None
+) -> None:
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
+    run = project.queue()
+    assert isinstance(run, Run)
+    known = KnownRuns()
+    assert [one.name for one in known.read()] == ["demo"]
+    path = changed(project, run, how)
+    assert [(one.path, one.name) for one in known.read()] == ([] if path is None else [(path, name)])
+
+
+def test_later_read_of_a_process_reads_only_new_runs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_index, "SETTLING_SECONDS", -1.0)
+    known = KnownRuns()
+    project.queue()
+    (first,) = known.read()
+    project.queue()
+    read, real = [], find.read_record
+    monkeypatch.setattr(find, "read_record", lambda run: read.append(run.path) or real(run))
+    again, second = known.read()
+    assert again is first
+    assert read == [second.path]
+    assert [one.run_id for one in known_runs()] == [first.run_id, second.run_id]
+
+
+def test_later_read_of_a_process_follows_a_replaced_index(project: Project) -> None:
+    known = KnownRuns(project.path / "nowhere")
+    run, other = project.queue(), project.queue()
+    assert [one.run_id for one in known.read()] == [run.run_id, other.run_id]
+    index = state_home() / "hpcaccel" / "runs.jsonl"
+    kept = index.read_bytes().splitlines(keepends=True)[1]
+    index.unlink()
+    assert known.read() == []
+    index.write_bytes(kept[:10])  # a line that another process is writing
+    assert known.read() == []
+    index.write_bytes(kept)
+    assert [one.run_id for one in known.read()] == [other.run_id]
 
 
 def test_recently_changed_run_is_not_cached(project: Project) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.registered_runs import index_lines
+from hpcaccel.core.registered_runs import RunIndex
 from hpcaccel.core.run_dir import RunDir, default_runs_dir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import HpcaccelError, RunNotFound
@@ -20,7 +21,7 @@ from hpcaccel.submission.jobs.run_state import read_record
 from hpcaccel.submission.runs.run_handle import AnyRun, Run, RunArray, SweepRun, open_run
 from hpcaccel.submission.runs.run_index import CachedOverview, DirectoryStat
 
-__all__ = ["FoundRun", "all_runs", "find_run", "known_runs"]
+__all__ = ["FoundRun", "KnownRuns", "all_runs", "find_run", "known_runs"]
 
 _SHOWN = 5
 
@@ -157,21 +158,48 @@ def known_runs(runs_dir: Path | None = None) -> list[FoundRun]:
 
     They are sorted from oldest to newest, without duplicates.
     """
-    names = CachedOverview("names")
-    found: dict[tuple[int, int], FoundRun] = {}
-    for path in dict.fromkeys([*_indexed(), *_scanned(runs_dir or default_runs_dir())]):
-        if (there := _identity(path)) is None or there in found:
-            continue
-        if (known := _look(path, names)) is not None:
-            found[there] = known
-    names.write()
-    return sorted(found.values(), key=lambda known: known.run_id)
+    return KnownRuns(runs_dir).read()
 
 
-def _indexed() -> Iterator[str]:
-    for line in index_lines():
-        if isinstance(path := line.get("path"), str):
-            yield os.path.abspath(path)
+class KnownRuns:
+    """The known runs of a process that lists them repeatedly: each read returns the same objects for unchanged runs.
+
+    Reading the index and the cache file of many runs anew each time would take seconds, and memory that is not
+    returned to the system. Several threads may use an object.
+
+    Args:
+        runs_dir: searched in addition to this user's index. Default: the directory that submit would use.
+    """
+
+    def __init__(self, runs_dir: Path | None = None) -> None:
+        self._runs_dir = runs_dir
+        self._lock = threading.Lock()
+        self._index = RunIndex()
+        self._found: dict[str, tuple[str, FoundRun]] = {}
+        """By path: the digest of the record's metadata when it was read, and the run."""
+        self._is_first = True
+
+    def read(self) -> list[FoundRun]:
+        """The existing runs, as :func:`known_runs` returns them."""
+        with self._lock:
+            # The cache file holds the runs of earlier processes; a later read has only few new ones to look at.
+            names = CachedOverview("names") if self._is_first else None
+            self._is_first = False
+            found: dict[tuple[int, int], tuple[str, str, FoundRun]] = {}
+            for path in dict.fromkeys([*self._index.paths(), *_scanned(self._runs_dir or default_runs_dir())]):
+                if (there := _identity(path)) is None or there in found:
+                    continue
+                look = DirectoryStat(path, [RunDir(path).record.name])
+                digest, known = self._found.get(path, ("", None))
+                if known is None or digest != look.digest:
+                    known = _look(path, look, names)
+                    digest = look.digest if look.is_settled else ""  # else it is read again: see SETTLING_SECONDS
+                if known is not None:
+                    found[there] = (path, digest, known)
+            self._found = {path: (digest, known) for path, digest, known in found.values()}
+        if names is not None:
+            names.write()
+        return sorted((known for _, _, known in found.values()), key=lambda known: known.run_id)
 
 
 def _scanned(runs_dir: Path) -> Iterator[str]:
@@ -196,17 +224,18 @@ def _identity(path: str) -> tuple[int, int] | None:
     return facts.st_dev, facts.st_ino
 
 
-def _look(path: str, names: CachedOverview) -> FoundRun | None:
+def _look(path: str, look: DirectoryStat, names: CachedOverview | None) -> FoundRun | None:
     """The run at ``path``; None if it was deleted or its record is damaged. No error, so that other runs are listed."""
-    if (value := names.recall(path)) is not None and isinstance(value.get("name"), str):
+    value = names.recall(path) if names is not None else None
+    if value is not None and isinstance(value.get("name"), str):
         return FoundRun(
             Path(path), os.path.basename(path), value["name"], value.get("kind", "run"), value.get("array_size")
         )
     run = RunDir(path)
-    look = DirectoryStat(path, [run.record.name])
     try:
         record = read_record(run)
     except (HpcaccelError, OSError):
         return None
-    names.keep(look, {"name": record.name, "kind": record.kind, "array_size": record.array_size})
+    if names is not None:
+        names.keep(look, {"name": record.name, "kind": record.kind, "array_size": record.array_size})
     return FoundRun(run.path, run.run_id, record.name, record.kind, record.array_size)
