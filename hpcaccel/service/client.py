@@ -122,7 +122,7 @@ class Client:
         return [from_json(LogLine, one) for one in found]
 
     def traceback(self, run_id: str) -> tuple[int, str] | None:
-        """The rank that failed first, and its traceback; None if there is none."""
+        """The rank at fault, or else the lowest rank with a traceback, and the traceback; None if there is none."""
         found = self._get(f"runs/{_part(run_id)}/traceback")
         return None if found["text"] is None else (found["rank"], found["text"])
 

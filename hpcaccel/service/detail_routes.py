@@ -22,7 +22,7 @@ __all__ = ["detail_routes"]
 
 
 class FirstTraceback(BaseModel):
-    """The traceback of the rank that failed first; both are null if there is none."""
+    """The rank at fault, or else the lowest rank with a traceback, and the traceback; both null if there is none."""
 
     rank: int | None
     text: str | None
@@ -65,7 +65,7 @@ def detail_routes(source: RunSource) -> APIRouter:
 
     @routes.get("/runs/{run_id}/traceback", response_model=FirstTraceback)
     def traceback(run_id: RunId) -> JsonAnswer:
-        """The traceback of the rank that failed first."""
+        """The rank at fault in the last attempt that ended, and its traceback."""
         return JsonAnswer(source.read(run_id, "traceback"))
 
     @routes.get("/runs/{run_id}/profiles", response_model=list[Profile])

@@ -24,7 +24,7 @@ from hpcaccel.core.formatting import (
 )
 from hpcaccel.submission.runs.watch import describe_end
 from hpcaccel.view.life_bar import LifePart
-from hpcaccel.view.rank_states import RankState
+from hpcaccel.view.rank_states import RankState, blame_of
 from hpcaccel.view.run_overview import Overview
 from hpcaccel.view.run_tables import state_text
 from hpcaccel.view.sweep_view import SweepView
@@ -126,7 +126,7 @@ def _sign(rank: RankState) -> tuple[str, str]:
 def run_lines(run: Overview, *, width: int, traceback: tuple[int, str] | None = None) -> Text:
     """Everything about a run that fits a terminal of ``width`` columns; longer sentences wrap."""
     room = max(20, width - LABEL)
-    lines = [*_state_lines(run), *_failure_lines(traceback), *_progress_lines(run, room), *_time_lines(run)]
+    lines = [*_state_lines(run), *_failure_lines(run, traceback), *_progress_lines(run, room), *_time_lines(run)]
     if run.life:
         sums: dict[str, float] = {}
         for part in run.life:
@@ -147,7 +147,7 @@ def run_lines(run: Overview, *, width: int, traceback: tuple[int, str] | None = 
     lines += [_labelled("note", Text(clean(run.note), style="yellow"))] if run.note else []
     shown = _laid_out(lines, room)
     if traceback is not None and traceback[1].count("\n") >= SHOWN_TRACEBACK:
-        shown.append(f"\n\nrank {traceback[0]} failed first:", "bold red")
+        shown.append(f"\n\n{blame_of(traceback[0], run.ranks, run.error_class)}:", "bold red")
         shown.append("".join(f"\n{_plain(line)}" for line in traceback[1].splitlines()))
     return shown
 
@@ -186,10 +186,10 @@ def _state_lines(run: Overview) -> Iterator[tuple[str, Text]]:
         yield _labelled("starts", f"about {clock_time(run.estimated_start)} (Slurm's present estimate)")
 
 
-def _failure_lines(traceback: tuple[int, str] | None) -> Iterator[tuple[str, Text]]:
+def _failure_lines(run: Overview, traceback: tuple[int, str] | None) -> Iterator[tuple[str, Text]]:
     """The end of the traceback; a longer one follows as a whole below everything else."""
     if traceback is not None:
-        yield _labelled("failed", Text(f"rank {traceback[0]} first:", "bold red"))
+        yield _labelled("failed", Text(f"{blame_of(traceback[0], run.ranks, run.error_class)}:", "bold red"))
         for line in traceback[1].splitlines()[-SHOWN_TRACEBACK:]:
             yield _labelled("", Text(_plain(line)))
 

@@ -61,12 +61,13 @@ def merged_log(run: RunDir, attempt: int | None = None, *, limit: int = LIMIT) -
 
 
 def first_traceback(run: RunDir) -> tuple[int, str] | None:
-    """The rank that failed first in the newest failed attempt, and its last traceback, chained exceptions included.
+    """The rank at fault in the last attempt that ended, and its last traceback, chained exceptions included.
 
-    Without a traceback, the text is the end of that rank's log; for a hang, the stacks of the rank to blame.
+    Without a traceback, the text is the end of that rank's log; for a hang, the stacks of the rank to blame. If no rank
+    is known to be at fault, it is the lowest rank whose log has a traceback.
 
     Returns:
-        None if the run's last attempt did not fail, or if no rank is to blame.
+        None if that attempt did not fail, or if there is no such rank.
     """
     ledger = RunLedger.read(run)
     end = next((end for number in reversed(ledger.attempts) if (end := ledger.end_of(number)) is not None), None)

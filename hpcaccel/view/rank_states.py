@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.view.usage import Usage
 
-__all__ = ["RankState", "failed_rank", "rank_in_detail", "rank_states", "read_hang", "slow_ranks"]
+__all__ = ["RankState", "blame_of", "failed_rank", "rank_in_detail", "rank_states", "read_hang", "slow_ranks"]
 
 SILENT_BEATS = 6
 """A rank is silent if its newest heartbeat is this many intervals older than the newest one of all ranks."""
@@ -166,6 +167,19 @@ def failed_rank(run: RunDir, end: AttemptEnd) -> int | None:
         hang = read_hang(run, end.attempt)
         return None if hang is None else hang.culprit_rank
     return None if end.error_class in _SHOWN_BY_OTHERS else rank_in_detail(end)
+
+
+def blame_of(rank: int, ranks: Sequence[RankState], error_class: str) -> str:
+    """The title of the traceback of ``rank``: that it failed first only if it alone is known to be at fault.
+
+    Args:
+        ranks: the ranks of the newest attempt.
+        error_class: class of the run's last failure.
+    """
+    if error_class == "hang":
+        return f"Rank {rank} is the one that the others wait for"
+    is_first = [one.rank for one in ranks if one.state == "blamed"] == [rank]
+    return f"Rank {rank} failed first" if is_first else f"Rank {rank} failed"
 
 
 def rank_in_detail(end: AttemptEnd) -> int | None:

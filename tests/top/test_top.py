@@ -215,7 +215,7 @@ def test_one_run_shows_its_overview(runs: list[HandMade]) -> None:
     drive(runs, test)
 
 
-def test_failed_run_shows_the_traceback_of_the_first_rank_that_failed(runs: list[HandMade]) -> None:
+def test_failed_run_shows_the_traceback_of_the_rank_that_failed(runs: list[HandMade]) -> None:
     lines = "".join(f'  File "train.py", line {number}, in f\n' for number in range(20))
     runs[1].log(1, 0, f"Traceback (most recent call last):\n{lines}ValueError: too wide\n".encode())
 
@@ -223,7 +223,7 @@ def test_failed_run_shows_the_traceback_of_the_first_rank_that_failed(runs: list
         await pilot.press("down")
         await opened(pilot, app)
         shown = text_of(app, "#facts").splitlines()
-        assert shown[1] == "failed    rank 0 first:"
+        assert shown[1] == "failed    Rank 0 failed first:"
         assert shown[9].strip() == "ValueError: too wide"
         assert "Traceback (most recent call last):" in shown, "the whole one is at the end"
 

@@ -7,7 +7,7 @@ import pytest
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.records import AttemptEnd, AttemptStart, Hang, from_dict, to_dict
 from hpcaccel.view.merged_log import first_traceback, merged_log
-from hpcaccel.view.rank_states import rank_states
+from hpcaccel.view.rank_states import RankState, blame_of, rank_states
 
 from ..node.conftest import local_run  # noqa: F401 - a fixture
 
@@ -52,6 +52,27 @@ def states(made, **end):
 )
 def test_rank_that_failed_is_at_fault(hand_made, end, blamed):
     assert states(hand_made, **end) == ["blamed" if rank in blamed else "ended" for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("blamed", "error_class", "title"),
+    [
+        ([2], "exception", "Rank 2 failed first"),
+        ([2], "hang", "Rank 2 is the one that the others wait for"),
+        ([], "exception", "Rank 2 failed"),  # no rank is known to be at fault
+        ([1], "exception", "Rank 2 failed"),
+        ([2, 3], "preflight", "Rank 2 failed"),  # a node is at fault: all of its ranks
+    ],
+)
+def test_title_of_a_traceback_claims_no_more_than_is_known(blamed, error_class, title):
+    ranks = [
+        RankState(
+            rank=rank, node="n1", local_rank=rank, step=None, step_seconds=None,
+            state="blamed" if rank in blamed else "ended",
+        )
+        for rank in range(4)
+    ]  # fmt: skip
+    assert blame_of(2, ranks, error_class) == title
 
 
 def test_rank_that_others_waited_for_is_at_fault_for_a_hang(hand_made):

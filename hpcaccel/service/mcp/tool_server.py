@@ -150,7 +150,7 @@ def _add_file_tools(server: MCPServer[Any], connect: Connect) -> None:
 
     @server.tool(annotations=READS)
     def traceback(run: str) -> dict[str, Any]:
-        """Show the traceback of the rank that failed first; rank and text are null if there is none."""
+        """Show the traceback of the rank at fault, or of the lowest rank that has one; nulls if there is none."""
         found = _ask(connect, lambda client: client.traceback(run))
         return {"rank": None, "text": None} if found is None else {"rank": found[0], "text": found[1]}
 

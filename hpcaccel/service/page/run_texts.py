@@ -18,6 +18,7 @@ from hpcaccel.service.page import elements
 from hpcaccel.service.page.client_calls import ClientCalls
 from hpcaccel.service.page.place import Place, place_of
 from hpcaccel.service.page.plain_tables import checkpoints_table, profiles_table, usage_tables
+from hpcaccel.view.rank_states import blame_of
 
 __all__ = ["register_texts", "texts_layout"]
 
@@ -119,8 +120,8 @@ def _log(client: Client, run: str, file: str, find: str) -> tuple[list[Any], lis
     failed = client.traceback(run)
     parts: list[Any] = []
     if failed is not None:
-        hangs = client.run(run).error_class == "hang"
-        title = html.Strong(f"Rank {failed[0]} {'is the one that the others wait for' if hangs else 'failed first'}")
+        one = client.run(run)
+        title = html.Strong(blame_of(failed[0], one.ranks, one.error_class))
         parts.append(html.Div([title, html.Pre(failed[1])], className="callout is-bad", id="run-traceback"))
     lines = _lines(client, run, file if file in files else MERGED)
     shown = [(source, text) for source, text in lines if find.lower() in text.lower()]

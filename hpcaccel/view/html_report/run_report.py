@@ -39,6 +39,7 @@ from hpcaccel.view.html_report.record_sections import (
     text_section,
 )
 from hpcaccel.view.merged_log import first_traceback
+from hpcaccel.view.rank_states import blame_of
 from hpcaccel.view.report_table import interval_lines
 from hpcaccel.view.run_overview import Overview
 from hpcaccel.view.time_report import TimeReport, report
@@ -148,7 +149,7 @@ def _failure(source: ReportedRun) -> PageSection | None:
     end = one.history[-1].end if one.history else None
     lines += [] if end is None or not ended_badly else [f"Attempt {one.history[-1].number} {describe_end(end)}"]
     title = "What failed" if ended_badly else "The newest failure, from which the run continued"
-    note = "" if found is None else f"The first rank that failed: rank {found[0]}"
+    note = "" if found is None else blame_of(found[0], one.ranks, one.error_class)
     return PageSection(
         title=title, note=note, alarm=ended_badly, lines=lines, text="" if found is None else found[1][-LONGEST_TEXT:],
         folded=None if ended_badly else True,
