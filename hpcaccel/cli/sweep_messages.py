@@ -139,6 +139,10 @@ def note_outdated(shown: Sequence[Overview | RunRow | SweepOverview]) -> None:
 def show_sweep(sweep: Sweep, *, json: bool) -> None:
     """Print the status of a sweep."""
     now = sweep.status()
+    if now.ended:
+        from hpcaccel.submission.runs.overdue_notices import send_overdue_notices
+
+        send_overdue_notices(sweep.dir, sweep.worker_status(patient=True))
     if json:
         print_json(now.to_json())
         return

@@ -6,7 +6,10 @@ import time as clock
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["END_EVENTS", "OUTBOX", "Notice", "message_of"]
+from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
+
+__all__ = ["END_EVENTS", "OUTBOX", "Notice", "evidence_bytes", "message_of"]
 
 OUTBOX = "notices.jsonl"
 """File of a run or a sweep with what was to be sent and what became of it: see ``node.notices.outbox``."""
@@ -50,6 +53,18 @@ class Notice:
     def id(self) -> str:
         """The same in each repetition, and unique for each event: a receiver can use it to drop repetitions."""
         return f"{self.run}/{self.key}"
+
+
+def evidence_bytes(run: RunDir) -> int:
+    """Size of the files from which notices are derived: the ledger of a run, or the accounts of a sweep's workers.
+
+    Raises:
+        OSError: a file cannot be examined.
+    """
+    if not isinstance(run, SweepDir):
+        return run.ledger.stat().st_size
+    accounts = [run.worker(index).account for index in run.worker_indices()]
+    return sum(account.stat().st_size for account in accounts if account.exists())
 
 
 def message_of(notice: Notice, *, repeated: bool = False) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from hpcaccel.spec import ClusterProfile, load_profile, profile_names
 from hpcaccel.submission.runs.find import FoundRun, KnownRuns, find_run
 from hpcaccel.submission.runs.overdue_notices import send_overdue_notices
 from hpcaccel.submission.runs.run_handle import AnyRun, SweepRun, open_run
+from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.sweeps.sweep_handle import Sweep
 from hpcaccel.view.run_overview import Overview, RunRow, listed, overview
 
@@ -122,11 +123,19 @@ class RunSource:
 
     def _overview(self, run: AnyRun) -> Overview:
         status = run.status(patient=True)
+        self._send_overdue(run, status)
+        return overview(run.dir, status)
+
+    def _send_overdue(self, run: AnyRun, status: RunStatus) -> None:
         last = self._sent.get(run.path)
         if status.ended and (last is None or time.monotonic() > last + NOTICE_SECONDS):
             self._sent[run.path] = time.monotonic()
             send_overdue_notices(run.dir, status)
-        return overview(run.dir, status)
+
+    def _sweep_view(self, run: AnyRun) -> dict[str, Any]:
+        self._send_overdue(run, run.status(patient=True))
+        found: dict[str, Any] = read_run(run.dir, "sweep", {"rows": True})
+        return found
 
     def rows(
         self, *, states: Sequence[str] = (), name: str = "", sort: str = "-created", limit: int = 50, offset: int = 0
@@ -162,7 +171,7 @@ class RunSource:
             return self.remote.read(there, what, options)
         run = self._sweep(token) if what in SWEEP_READINGS else self.find(token)
         if what == "sweep":
-            found = self._readings.get((run.path, what), lambda: read_run(run.dir, what, {"rows": True}))
+            found = self._readings.get((run.path, what), lambda: self._sweep_view(run))
             return found if options["rows"] else {**found, "rows": []}
         if what == "metrics":
             key = (run.path, what, tuple(options["names"]), options["buckets"])

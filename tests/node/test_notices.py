@@ -515,6 +515,24 @@ def test_overdue_notice_that_is_not_taken_is_tried_again_by_the_next_one(
     assert states(run)[-1] == "delivered 1.end"
 
 
+def test_end_of_a_sweep_whose_workers_were_killed_is_sent_by_who_looks_next_and_once(
+    tmp_path: Path, receive: Callable[..., Receiver]
+) -> None:
+    server = receive()
+    killed = [WorkerStart(time=time.time() - 60, job_id="7_0"), trial_end(0, "completed", time.time() - 30)]
+    sweep = sweep_with(tmp_path / "toy" / "sweep", killed)
+    path = secret_file(tmp_path / "secret", server.url)
+    notify = {"events": ["end"], "webhook_file": str(path)}
+    write_json(sweep.spec, {"version": 1, "spec": {"name": "toy", "notify": notify}, "launch": LAUNCH})
+    append_line(sweep.path / OUTBOX, {"state": "opened", "since": 1.0})
+    for _ in range(2):
+        send_overdue_notices(RunDir(sweep.path), state="cancelled", detail="cancelled by scancel")
+    assert server.events == ["end:None"]
+    assert server.got[0]["reason"] == "cancelled"
+    assert server.got[0]["detail"] == "trials: 1 completed; cancelled by scancel"
+    assert states(sweep)[-1] == "delivered end.1"
+
+
 # -- the batch step ---------------------------------------------------------------------------------------------------
 
 

@@ -92,7 +92,7 @@ class Outbox:
         return event in END_EVENTS and any(f"{attempt}.{one}" in self.notices for one in END_EVENTS)
 
     def settle(self, ledger_bytes: int) -> None:
-        """Record that everything up to this size of the ledger was tried, after the run's end."""
+        """Record that everything up to this size of the ledger, or of a sweep's accounts, was tried after the end."""
         self._write({"state": "settled", "ledger_bytes": ledger_bytes})
 
     def release(self) -> None:

@@ -1,39 +1,50 @@
-"""Notices of a run whose batch step was killed before it could send them: sent by the program that looks at it next."""
+"""Notices of a run or a sweep whose batch steps were killed before they could send them: sent by the program that looks
+at it next."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import read_launch
 from hpcaccel.core.log import Mask, set_mask
-from hpcaccel.core.notice_message import Notice
+from hpcaccel.core.notice_message import Notice, evidence_bytes
 from hpcaccel.core.records import AttemptEnd, Reason
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.node.notices.outbox import Outbox
 from hpcaccel.node.notices.run_events import RunEvents
 from hpcaccel.node.notices.sender import Sender
+from hpcaccel.node.notices.sweep_events import SweepEvents
 
 __all__ = ["send_overdue_notices"]
 
 
 def send_overdue_notices(run: RunDir, *, state: str, detail: str) -> int:
-    """Try each notice of an ended run that is neither delivered nor given up once. Returns 0.
+    """Try each notice of an ended run or sweep that is neither delivered nor given up once. Returns 0.
 
     Does nothing if the sender of a batch step is still at work. A line ``settled`` in the outbox says that no further
-    program needs to look, until the ledger grows.
+    program needs to look, until the ledger grows, or the account of a worker.
 
     Args:
-        state: the run's state, from which the end of an attempt without an end line is told.
+        state: the state, from which an end is told that no batch step has recorded.
         detail: the sentence about it.
     """
+    sweep = SweepDir(run.path)
+    run = sweep if sweep.sweep.exists() else run
     set_mask(Mask.of(run))
     policy = read_launch(run).notify
     outbox = Outbox(run.path, since=time.time())
-    Sender(policy, _EndedRun(run, policy.events, state, detail), outbox).look(last=True)
+    seen = evidence_bytes(run)
+    ended: RunEvents | SweepEvents = (
+        _EndedSweep(sweep, policy.events, state, detail)
+        if run is sweep
+        else _EndedRun(run, policy.events, state, detail)
+    )
+    Sender(policy, ended, outbox).look(last=True)
     if outbox.held and not any(outbox.tries(notice) for notice in outbox.pending()):
-        outbox.settle(run.ledger.stat().st_size)
+        outbox.settle(seen)
     outbox.release()
     return 0
 
@@ -61,3 +72,19 @@ class _EndedRun(RunEvents):
             detail=self._detail,
         )
         return [*found, *self._ends(line, start)]
+
+
+class _EndedSweep(SweepEvents):
+    """The events of a sweep that has ended, with its end even if no worker recorded one."""
+
+    def __init__(self, sweep: SweepDir, events: Collection[str], state: str, detail: str) -> None:
+        super().__init__(sweep, events)
+        self._state, self._detail = state, detail
+
+    def _end(self) -> Iterator[Notice]:
+        found = list(super()._end())
+        moments = [one.seen for one in self._accounts.values() if one.last is not None]
+        if found or not moments:
+            return iter(found)
+        decision = "pause" if self._state == "paused" else "end"
+        return iter([self._ended(self._state, decision, max(moments), self._detail)])

@@ -119,17 +119,20 @@ class SweepEvents:
         last = max(over, key=lambda line: float(line["time"]))
         reasons = {line.get("reason") for line in over}
         reason = "completed" if reasons <= {"completed"} else str(last.get("reason"))
+        yield self._ended(reason, str(last.get("decision") or ""), float(last["time"]))
+
+    def _ended(self, reason: str, decision: str, moment: float, detail: str = "") -> Notice:
         ends = self._ends()
         counts = Counter(str(line["reason"]).replace("_", " ") for line in ends.values())
         totals = ", ".join(f"{number} {what}" for what, number in sorted(counts.items()))
-        yield self._notice(
-            "stop" if last.get("decision") == "pause" else "end",
+        return self._notice(
+            "stop" if decision == "pause" else "end",
             f"end.{len(ends)}",  # the same if a late worker finds nothing to do; another one after an extension
             f"sweep {self._name} ended: {reason.replace('_', ' ')}",
-            moment=last["time"],
+            moment=moment,
             reason=reason,
-            decision=str(last.get("decision") or ""),
-            detail=f"trials: {totals or 'none'}",
+            decision=decision,
+            detail="; ".join(part for part in (f"trials: {totals or 'none'}", detail) if part),
         )
 
     def _ends(self) -> dict[int, dict[str, Any]]:
