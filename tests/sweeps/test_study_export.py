@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import warnings
 from pathlib import Path
 from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 import optuna
 import pytest
@@ -65,6 +67,35 @@ def test_copy_of_a_running_sweep_has_all_that_its_journal_has(sweep: Sweep, tmp_
     assert (study.best_trial.number, study.best_value) == (0, 0.25)
     assert study.user_attrs["sweep"] == sweep.run_id
     assert [path.name for path in tmp_path.glob("*study.db*")] == ["study.db"], "nothing is left beside it"
+
+
+def test_optuna_dashboard_shows_the_trials_and_the_best_one(sweep: Sweep, tmp_path: Path) -> None:
+    from optuna_dashboard import wsgi
+
+    trials = Trials(sweep.dir)
+    for value in (0.5, 0.25, 1.0):
+        trials.complete(value)
+    trials.fail()
+    file, _ = sweep.export(tmp_path / "study.db")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        page = wsgi(f"sqlite:///{file}")
+
+        def get(path: str) -> Any:
+            answers: list[str] = []
+            environ: dict[str, Any] = {}
+            setup_testing_defaults(environ)
+            environ["PATH_INFO"] = path
+            body = b"".join(page(environ, lambda status, headers, *_: answers.append(status) or len))
+            assert answers == ["200 OK"], body
+            return json.loads(body)
+
+        [study] = get("/api/studies")["study_summaries"]
+        shown = get(f"/api/studies/{study['study_id']}")
+    assert study["study_name"] == "demo"
+    assert [one["state"] for one in shown["trials"]] == ["Complete"] * 3 + ["Fail"]
+    assert [one["values"] for one in shown["trials"][:3]] == [[0.5], [0.25], [1.0]]
+    assert [one["number"] for one in shown["best_trials"]] == [1]
 
 
 def test_existing_file_is_replaced_only_with_force(sweep: Sweep, tmp_path: Path) -> None:
