@@ -72,8 +72,8 @@ test-lowest:  ## Unit tests on the lowest versions that pyproject.toml allows
 	# Each rank a Python of its own here, where elsewhere it is forked from one that has imported torch.
 	HPCACCEL_TEST_FRESH_RANKS=1 .venv-lowest/bin/pytest -n 4 -m 'not cluster and not chaos and not slow' tests
 
-chaos: venv slurm  ## One training under N=8 random faults on a real Slurm, in the order that SEED=0 gives
-	$(BIN)/python -m tests.cluster.chaos --faults $(N) --seed $(SEED)
+chaos: venv slurm  ## One training under N=8 random faults on a real Slurm, SEED=0; MEMORY=1 with snapshots in memory
+	$(BIN)/python -m tests.cluster.chaos --faults $(N) --seed $(SEED) $(if $(MEMORY),--memory)
 
 faults: venv slurm  ## The longest scenarios on a real Slurm, fault by fault
 	$(BIN)/pytest -n 2 -m chaos tests

@@ -1,4 +1,5 @@
-"""Chaos test: one long training with random faults of every kind, `make chaos N=100 SEED=1`.
+"""Chaos test: one long training with random faults of every kind, `make chaos N=100 SEED=1`, with warm restarts and
+snapshots in memory `make chaos MEMORY=1`.
 
 The seed determines the schedule; the moment at which a fault strikes also depends on the machine. Every kind of fault
 comes once before any is repeated. The run must end with the losses and weights of the same training without faults.
@@ -22,7 +23,7 @@ from pathlib import Path
 from hpcaccel import checkpoint_files
 from hpcaccel.core.durable_files import read_lines
 
-from . import injectors
+from . import injectors, memory_faults
 from .dev_cluster import Cluster, program, wait_until
 from .scenario import Scenario
 
@@ -306,33 +307,46 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-def schedule(faults: int, seed: int) -> list[str]:
+def faults_of(*, memory: bool) -> dict[str, Fault]:
+    return {**FAULTS, **memory_faults.FAULTS} if memory else FAULTS
+
+
+def schedule(faults: int, seed: int, *, memory: bool = False) -> list[str]:
     """Names of faults; each comes once before any is repeated."""
     dice, names = random.Random(seed), list[str]()
+    kinds = sorted(faults_of(memory=memory))
     while len(names) < faults:
-        names += dice.sample(sorted(FAULTS), len(FAULTS))
+        names += dice.sample(kinds, len(kinds))
     return names[:faults]
 
 
 # -- the test ------------------------------------------------------------------------------------------------------
 
 
-def train(run: Scenario, *words: str, epochs: int, strategy: str, faults: int, every_steps: int) -> None:
+def train(
+    run: Scenario, *words: str, epochs: int, strategy: str, faults: int, every_steps: int, memory: bool = False
+) -> None:
+    extra = memory_faults.SETTINGS if memory else {"checkpoint": {}, "resilience": {}}
     run.train(
         "--epochs", str(epochs), *words,
         runtime={"strategy": strategy},
         slurm={"time": 600},
-        checkpoint={"every_steps": every_steps, "keep": 3},
-        resilience={"max_failures": 10 * faults + 10, "restart_in_place": 2, "hang_timeout_seconds": HANG_SECONDS},
+        checkpoint={"every_steps": every_steps, "keep": 3, **extra["checkpoint"]},
+        resilience={
+            "max_failures": 10 * faults + 10, "restart_in_place": 2, "hang_timeout_seconds": HANG_SECONDS,
+            **extra["resilience"],
+        },
     )  # fmt: skip
 
 
-def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "ddp") -> int:
+def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "ddp", memory: bool = False) -> int:
     """Train with these faults, slowly until the last one has struck; return the exit code."""
     slow = chaos.run.folder / "slow"
     slow.touch()
     words = ("--pause", str(PAUSE_SECONDS), "--while-there", str(slow))
-    train(chaos.run, *words, epochs=epochs, strategy=strategy, faults=len(names), every_steps=EVERY_STEPS)
+    train(
+        chaos.run, *words, epochs=epochs, strategy=strategy, faults=len(names), every_steps=EVERY_STEPS, memory=memory
+    )
     print(f"run directory: {chaos.run.dir.path}", flush=True)
     began = time.monotonic()
     left, number = list(names), 0
@@ -344,7 +358,7 @@ def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "
         time.sleep(chaos.dice.uniform(0, 1.5))
         step = chaos.newest
         try:
-            what = FAULTS[name](chaos)
+            what = faults_of(memory=memory)[name](chaos)
         except TimeoutError as error:
             chaos.missed += 1
             what = f"MISSED: {str(error).splitlines()[0]}"
@@ -369,6 +383,8 @@ def report(chaos: Chaos, calm: Scenario) -> bool:
     same_weights = finished and run.digest == calm.digest
     restarts, requeues = decisions["restart"], decisions["requeue"]
     print(f"attempts: {status['attempts']}, restarts in place: {restarts}, requeues: {requeues}")
+    from_memory = sum(line["resumed_from"] == "memory" for line in run.lines("end"))
+    print(f"resumed from memory: {from_memory}")
     print(f"steps: {len(calm.losses)}, steps lost: {status['steps_lost']}")
     print(f"state: {status['state']} {status['detail'] or ''}")
     print(f"losses of all steps equal the undisturbed run's: {'yes' if same_losses else 'NO'}")
@@ -376,7 +392,7 @@ def report(chaos: Chaos, calm: Scenario) -> bool:
     return same_losses and same_weights
 
 
-def disturb(root: Path, *, faults: int, seed: int, strategy: str = "ddp") -> bool:
+def disturb(root: Path, *, faults: int, seed: int, strategy: str = "ddp", memory: bool = False) -> bool:
     """Start a cluster in ``root``, an undisturbed run and one with faults; return whether they ended alike."""
     root.chmod(0o755)  # munge requires that its socket is accessible to all users
     program("up", "--root", str(root / "cluster"), "--nodes", "4", "--slurmd-timeout-seconds", "10")
@@ -389,7 +405,7 @@ def disturb(root: Path, *, faults: int, seed: int, strategy: str = "ddp") -> boo
         train(calm, epochs=epochs, strategy=strategy, faults=0, every_steps=CALM_EVERY_STEPS)
         assert calm.wait_until_over() == 0, calm.story
         chaos = Chaos(cluster, Scenario(cluster, root / "run"), random.Random(seed))
-        attack(chaos, schedule(faults, seed), epochs=epochs, strategy=strategy)
+        attack(chaos, schedule(faults, seed, memory=memory), epochs=epochs, strategy=strategy, memory=memory)
         return report(chaos, calm) and chaos.counts.total() == faults
     finally:
         program("down", "--root", str(root / "cluster"))
@@ -400,13 +416,14 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp")
+    parser.add_argument("--memory", action="store_true", help="warm restarts, snapshots in memory, their faults")
     parser.add_argument("--keep", action="store_true", help="keep the run directory")
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="hpcaccel-chaos-", dir="/var/tmp"))
     began, good = time.monotonic(), False
     print(f"chaos: {args.faults} faults, seed {args.seed}, {args.strategy}, 2 nodes x 2 ranks", flush=True)
     try:
-        good = disturb(root, faults=args.faults, seed=args.seed, strategy=args.strategy)
+        good = disturb(root, faults=args.faults, seed=args.seed, strategy=args.strategy, memory=args.memory)
     finally:
         print(f"wall time: {time.monotonic() - began:.0f} s, the undisturbed run included", flush=True)
         if good and not args.keep:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .chaos import FAULTS, Chaos, attack, disturb, schedule
+from .chaos import FAULTS, Chaos, attack, disturb, faults_of, schedule
 from .dev_cluster import Cluster
 from .scenario import Scenario
 
@@ -35,3 +35,8 @@ def test_run_survives_three_faults(
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_run_survives_every_kind_of_fault_once(new_root: Path, strategy: str) -> None:
     assert disturb(new_root, faults=len(FAULTS), seed=0, strategy=strategy)
+
+
+@pytest.mark.chaos
+def test_run_with_snapshots_in_memory_survives_every_kind_of_fault_once(new_root: Path) -> None:
+    assert disturb(new_root, faults=len(faults_of(memory=True)), seed=0, memory=True)
