@@ -24,7 +24,8 @@ def test_ranks_of_both_nodes_record_their_next_steps(
     run.wait_for_step(5)
     said = run.cli("profile", run.dir.run_id, "--steps", "3", "--rank", "0", "--rank", "3").stdout
     traces = sorted(run.dir.attempt(1).joinpath("profiles").glob("*.json.gz"))
-    assert [path.name.rpartition("-")[2] for path in traces] == ["rank0.json.gz", "rank3.json.gz"]
+    # A rank begins at its own next step: on a busy machine they differ.
+    assert sorted(path.name.rpartition("-")[2] for path in traces) == ["rank0.json.gz", "rank3.json.gz"]
     assert all(str(path) in said for path in traces)
     for path in traces:
         with gzip.open(path, "rt") as file:

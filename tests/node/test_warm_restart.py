@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from hpcaccel.core.launch_spec import launch_of
 from hpcaccel.core.process_identity import process_start
+from hpcaccel.node.warm import warm_ranks
 
 from .conftest import LocalRun, outcome
 from .test_supervisor import HEAD, STOPS_WHEN_ASKED
@@ -154,3 +156,16 @@ def test_command_has_no_warm_parent(warm_run: Make) -> None:
     run = warm_run("", launch={"program": ["bash", "-c", "echo $PPID; exit $((HPCACCEL_ATTEMPT == 1))"]})
     assert run.run() == 0, run.log
     assert "not possible with entrypoint.command" in run.log
+
+
+def test_more_ranks_than_open_files_have_no_warm_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"kind": "program", "program": ["{python}", "-m", "x"], "workdir": "/", "backend": "slurm", "nodes": 100}
+    document = {
+        "version": 1,
+        "spec": {"resilience": {"warm_restart": "auto"}},
+        "launch": {**values, "ranks_per_node": 8, "stop": "signals"},
+    }
+    launch = launch_of(document, source="spec.json")
+    for limit, why in ((1024, ""), (899, "800 ranks and at most 899 open files (ulimit -n)")):
+        monkeypatch.setattr(warm_ranks, "_most_files", lambda limit=limit: limit)
+        assert warm_ranks.why_not_warm(launch) == why

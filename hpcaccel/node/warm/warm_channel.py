@@ -89,6 +89,8 @@ class WarmConnection:
         self.attempt = 0
         self._lines = LineSplitter()
         self._channel = channel
+        self._input = select.poll()  # select.select is limited to 1,024 files
+        self._input.register(channel, select.POLLIN)
         channel.settimeout(TIMEOUT_SECONDS)
         _wake_at_input(channel)
 
@@ -106,7 +108,7 @@ class WarmConnection:
 
     def receive(self) -> None:
         """Receive reports, without waiting."""
-        while not self.closed and select.select([self._channel], [], [], 0)[0]:
+        while not self.closed and self._input.poll(0):
             try:
                 data = self._channel.recv(1 << 16)
             except OSError:
@@ -128,6 +130,7 @@ class WarmConnection:
                 self.code, self.memory = report["code"], report["memory"]
 
     def close(self) -> None:
+        self.closed = True
         self._channel.close()
 
 

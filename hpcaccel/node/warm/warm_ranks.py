@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -38,6 +40,8 @@ END_SECONDS = 20.0
 """How long the parents may take to kill their ranks, or to exit, before the step is killed."""
 MOST_LINES = 16
 """How many ends of ranks are logged at most."""
+SPARE_FILES = 100
+"""Number of open files that the supervisor needs besides a connection to each warm parent."""
 
 
 def why_not_warm(launch: LaunchSpec) -> str:
@@ -49,6 +53,8 @@ def why_not_warm(launch: LaunchSpec) -> str:
         "container": launch.container is not None,
         "components": bool(launch.components),
         "runtime.bridge": launch.bridge is not None,
+        f"{launch.ranks} ranks and at most {_most_files()} open files (ulimit -n)": launch.ranks + SPARE_FILES
+        > _most_files(),
     }.items():
         if found:
             return reason
@@ -58,6 +64,11 @@ def why_not_warm(launch: LaunchSpec) -> str:
     if words[0] == "{python}" and (words[1] in ("-m", "-c") or words[1].endswith(".py")):
         return ""
     return "entrypoint.command"
+
+
+def _most_files() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 class Tasks(Protocol):
