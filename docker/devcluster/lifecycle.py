@@ -63,9 +63,10 @@ def fail(root: Path, role: str, *, slurmd_only: bool) -> None:
         state = _running(root, role)
         state.failed = sorted({*state.failed, role})
         state.save()
-        processes.end([state.processes[role]], signal.SIGKILL, patience_seconds=10)
         if role in state.nodes and not slurmd_only:
-            _end_descendants(state, [role])
+            _cut_power(state, role)
+        else:
+            processes.end([state.processes[role]], signal.SIGKILL, patience_seconds=10)
 
 
 def restore(root: Path, role: str) -> None:
@@ -119,6 +120,21 @@ def _stop(state: State) -> None:
         hosts.remove(state.root)
     setup.clear(state.root, keep_logs=True)
     state.forget()
+
+
+def _cut_power(state: State, node: str) -> None:
+    """Stop all processes of a node before any of them is killed: in a power cut none outlives another one. srun's second
+    process would otherwise cancel its step when srun is gone.
+
+    The youngest is killed first, since the kernel continues stopped processes whose parents have ended (SIGCONT).
+    """
+    slurmd, stopped = state.processes[node], set[processes.Process]()
+    while new := {slurmd, *processes.descendants([slurmd], [node])} - stopped:
+        processes.send(list(new), signal.SIGSTOP)
+        stopped |= new
+    by_age = sorted(stopped, key=lambda one: (one.start_ticks, one.pid), reverse=True)
+    processes.end(by_age, signal.SIGKILL, patience_seconds=10)
+    _end_descendants(state, [node])
 
 
 def _end_descendants(state: State, roles: Sequence[str]) -> None:

@@ -88,6 +88,15 @@ def is_alive(process: Process) -> bool:
     return process.boot_id == boot_id() and _start_ticks(process.pid) == process.start_ticks
 
 
+def send(processes: Sequence[Process], sig: signal.Signals) -> None:
+    """Send `sig` to each that is alive."""
+    for fd in filter(None, map(_open, processes)):
+        try:
+            _send(fd, sig)
+        finally:
+            os.close(fd)
+
+
 def end(processes: Sequence[Process], sig: signal.Signals, *, patience_seconds: float) -> None:
     """Send `sig` to each, wait for all of them together, and kill the remaining ones after `patience_seconds`."""
     handles = [fd for fd in map(_open, processes) if fd is not None]
