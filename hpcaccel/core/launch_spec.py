@@ -50,6 +50,7 @@ class RestartPolicy:
     max_failures: int = 3
     max_preemptions: int | None = None
     restart_in_place: int = 2
+    spare_nodes: int = 0
     warm_restart: str = "off"
     preflight: str = "off"
     exclude_hours: float = 24.0

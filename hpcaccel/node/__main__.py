@@ -67,7 +67,7 @@ def _dispatch(arguments: list[str]) -> int:
         "node.pyz [batch] supervise DIR | [batch] work DIR INDEX | setup-failed DIR CODE NAME | trial DESCRIPTOR | "
         "rank DIR | agent DIR | component DIR | preflight-rank DIR | preflight DIR | import-image DIR RUNTIME | "
         "stage DIR PLACE | unstage PLACE | forget-snapshots DIR | sample DIR ATTEMPT | notices DIR SINCE | "
-        "overdue-notices DIR STATE DETAIL"
+        "overdue-notices DIR STATE DETAIL | watch-batch-host DIR JOB RESTARTS"
     )
     print(f"usage: {usage}; arguments given: {' '.join(arguments)!r}", file=sys.stderr)
     return 2
@@ -186,6 +186,10 @@ def _node_steps(arguments: list[str]) -> int | None:
             from hpcaccel.node.samples.node_sampler import sample_here
 
             return sample_here(RunDir(directory), int(attempt))
+        case ["watch-batch-host", directory, job_id, restarts]:
+            from hpcaccel.node.allocation.batch_host_watch import watch_batch_host
+
+            return watch_batch_host(RunDir(directory), job_id, int(restarts))
         case ["preflight", directory]:
             from hpcaccel.node.failures.preflight_checks import print_findings
 

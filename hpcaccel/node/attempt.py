@@ -67,6 +67,8 @@ class Attempt:
         self._provision = Provision(job.run, job.launch, watch=self._watch_step)
         self._components: ComponentProcesses | None = None
         self._started = time.time()
+        self._nodes: list[str] = []
+        """The nodes of the ranks."""
         self._preflight_seconds: float | None = None
 
     # -- from start to end ----------------------------------------------------------------------------------------
@@ -106,13 +108,13 @@ class Attempt:
         job.retry_until_writable(lambda: make_folder(job.run.attempt(self.number), within=job.run.path))
         set_log_file(job.run.supervisor_log(self.number))
         newest = newest_saved(job.run, job.ledger.ends)
-        self._started = time.time()
+        self._started, self._nodes = time.time(), job.placement.nodes
         line = AttemptStart(
             attempt=self.number,
             time=self._started,
             job_id=job.allocation.job_id,
             restart_count=job.allocation.restart_count,
-            nodes=job.placement.nodes,
+            nodes=self._nodes,
             ranks=job.launch.ranks,
             checkpoint=newest.name if newest else None,
             checkpoint_step=newest.step if newest else None,
@@ -211,6 +213,7 @@ class Attempt:
             attempt=self.number,
             nodes=nodes,
             avoid=others,
+            overlap=job.placement.has_lost_nodes,
             env=env,
             step=job.warm_step,
             keep=self.may_be_warm and job.has_warm_parents(),
@@ -234,6 +237,7 @@ class Attempt:
                 self.stopping.kill(ranks)
             if self.stopping.unlimited:
                 samplers.start_when_due()
+                self.job.watch_batch_host()
         samplers.end()
         return code
 
@@ -249,7 +253,18 @@ class Attempt:
         status = self.job.scheduler.query(patient=not self.stopping.cancel_requested)
         # If Slurm terminates the job, its reason takes precedence over the logs, and there is no time to read them.
         explained = status.known and not status.running
-        return self.decide(code, status, self.find_cause(code) if code and not explained else None)
+        failure = None
+        if code and not explained:
+            failure = self._lost_nodes() or self.find_cause(code)
+        return self.decide(code, status, failure)
+
+    def _lost_nodes(self) -> Failure | None:
+        """The failure of an attempt whose job has lost some of the ranks' nodes. All else is a consequence."""
+        lost = self.job.placement.lost(self._nodes)
+        if not lost:
+            return None
+        detail = f"node failure: {', '.join(lost)}; the job continues on its other nodes"
+        return Failure(cause=cause("node_failure"), detail=detail, nodes=lost)
 
     def decide(self, code: int, status: JobStatus, failure: Failure | None) -> Verdict:
         """The verdict from all evidence, with the run's caps applied. Excludes the nodes that the verdict names."""
@@ -269,6 +284,7 @@ class Attempt:
                 failure=failure,
                 excludable=excludable,
                 spare=spare,
+                enough_nodes=job.placement.is_complete,
                 has_checkpoint=newest_saved(job.run, job.ledger.ends) is not None,
                 results=job.has_results(),
             )

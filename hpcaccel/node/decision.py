@@ -37,6 +37,8 @@ class Evidence:
     """The blamed nodes that the run may exclude."""
     spare: bool = False
     """Whether the allocation has enough nodes without ``excludable``."""
+    enough_nodes: bool = True
+    """Whether the allocation has enough nodes for the ranks. It may have lost some."""
     has_checkpoint: bool = True
     """Whether hpcaccel has committed a checkpoint of this run. False for programs that write their own checkpoints."""
     results: bool = False
@@ -169,6 +171,6 @@ def _failed(seen: Evidence) -> Verdict:
 
 
 def _try_again(seen: Evidence) -> Decision:
-    if seen.restarts_left > 0:
+    if seen.restarts_left > 0 and seen.enough_nodes:
         return "restart"
     return "requeue" if seen.can_requeue else "end"

@@ -18,6 +18,7 @@ from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd
 from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node.allocation import Allocation
+from hpcaccel.node.allocation.batch_host_watch import BatchHostWatch
 from hpcaccel.node.allocation.scheduler_view import SchedulerView
 from hpcaccel.node.decision import Verdict
 from hpcaccel.node.failures.disk_space import if_possible, retry_until_writable
@@ -50,12 +51,22 @@ class Job:
     """Number of restarts of the ranks in this allocation."""
     warm_step: WarmStep | None = None
     """The warm parents that can start the next attempt's ranks."""
+    host_watch: BatchHostWatch | None = field(init=False, default=None)
+    """Requeues the job if it loses the node of its batch step; None if Slurm does so."""
     placement: Placement = field(init=False)
     mask: Mask = field(init=False)
 
     def __post_init__(self) -> None:
         self.placement = Placement(self.run, self.launch, self.allocation)
         self.mask = Mask.of(self.run)
+        if self.launch.resilience.spare_nodes and not self.launch.local:
+            count = self.allocation.restart_count
+            self.host_watch = BatchHostWatch(self.run, job_id=self.allocation.job_id, restart_count=count)
+
+    def watch_batch_host(self) -> None:
+        """Keep the step running that watches the node of the batch step, if the job needs one."""
+        if self.host_watch is not None:
+            self.host_watch.look(self.placement.nodes)
 
     def prepare_submitit(self) -> None:
         """In a run of a Python function: remove the results of earlier attempts, which submitit would accept, and link

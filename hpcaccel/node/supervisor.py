@@ -151,6 +151,7 @@ class Supervisor:
             if (code := check()) is not None:
                 return code
         while True:
+            self.job.watch_batch_host()
             self._attempt = self.attempt_class(self.job)
             verdict = self._attempt.run()
             if verdict.decision == "restart":
@@ -267,8 +268,11 @@ class Supervisor:
         return self._requeue(Verdict(reason="failed", decision="requeue", detail=detail))
 
     def _set_up_nodes(self) -> int | None:
-        for line in self.job.launch.setup_per_node:
-            if failed := run_on_each_node(line, launch=self.job.launch):
+        launch = self.job.launch
+        # Spare nodes are set up, too: a failure may move the ranks to them.
+        nodes = len(self.job.allocation.nodes) if launch.resilience.spare_nodes else launch.nodes
+        for line in launch.setup_per_node:
+            if failed := run_on_each_node(line, launch=launch, nodes=nodes):
                 name = f"environment.setup_per_node: {line}"
                 return record_setup_failure(self.job.run, exit_code=failed, name=name)
         return None

@@ -91,6 +91,8 @@ def _directives(
     options: list[tuple[str, str | None]] = [("job-name", spec.name), *_nodes(spec, left_out)]
     options += spec.notify.mail_options()
     options.append(_requeue(spec))
+    if spec.resilience.spare_nodes:
+        options.append(("no-kill", None))
     options.append(("signal", f"B:USR2@{spec.warning_seconds}"))
     options.append(("open-mode", "append"))
     options.append(("output", output))
@@ -116,7 +118,7 @@ def _components(spec: JobSpec, left_out: Sequence[str]) -> list[list[tuple[str, 
 
 def _nodes(spec: JobSpec, left_out: Sequence[str]) -> list[tuple[str, str | None]]:
     exclude = ",".join([*([spec.slurm.exclude] if spec.slurm.exclude else []), *left_out])
-    return spec.slurm.model_copy(update={"exclude": exclude or None}).flags()
+    return spec.with_spare_nodes().slurm.model_copy(update={"exclude": exclude or None}).flags()
 
 
 def _requeue(spec: JobSpec) -> tuple[str, str | None]:

@@ -99,6 +99,7 @@ def _job(block: str) -> JobInfo:
         time_limit_seconds=parse_duration(fields.get("TimeLimit", "")),
         restarts=leading_number(fields.get("Restarts", "")),
         nodes=_value(fields.get("NodeList", "")),
+        batch_host=_value(fields.get("BatchHost", "")),
         required_nodes=_value(fields.get("ReqNodeList", "")),
         excluded_nodes=_value(fields.get("ExcNodeList", "")),
         partition=_value(fields.get("Partition", "")),

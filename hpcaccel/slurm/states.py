@@ -176,6 +176,8 @@ class JobInfo:
     restarts: int = 0
     nodes: str = ""
     """A host list such as ``n[1-2]``; empty before the start."""
+    batch_host: str = ""
+    """The node on which the batch step was started; empty before the start."""
     required_nodes: str = ""
     """A host list: the nodes that the job requires by name."""
     excluded_nodes: str = ""

@@ -131,6 +131,9 @@ BROKEN = failed("gpu_error", "n2")
         (seen(exit_code=1, failure=BROKEN, excludable=("n2",)), "requeue", ("n2",)),
         (seen(exit_code=1, failure=BROKEN, excludable=("n2",), spare=True), "restart", ("n2",)),
         (seen(exit_code=1, failure=BROKEN, excludable=("n2",), spare=True, restarts_left=0), "requeue", ("n2",)),
+        (seen(exit_code=1, failure=failed("node_failure", "n2"), excludable=("n2",), spare=True), "restart", ("n2",)),
+        (seen(exit_code=1, failure=failed("node_failure", "n2")), "restart", ()),  # no more nodes may be excluded
+        (seen(exit_code=1, failure=failed("node_failure", "n2"), enough_nodes=False), "requeue", ()),
         (seen(exit_code=1, failure=BROKEN, excludable=("n2",), can_requeue=False), "restart", ()),
         (seen(exit_code=1, failure=BROKEN), "restart", ()),
         (seen(exit_code=1, failure=BROKEN, restarts_left=0), "requeue", ()),

@@ -203,3 +203,52 @@ def test_which_nodes_may_be_excluded(
     run: RunDir, nodes: int, setup: list[str] | None, blamed: list[str], excludable: tuple[str, ...], spare: bool
 ) -> None:
     assert placement(run, nodes=nodes, setup=setup).excludable(blamed) == (excludable, spare)
+
+
+@pytest.fixture
+def in_job(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Job 45 on three nodes, in whose batch step this process is."""
+    monkeypatch.setenv("SLURM_JOB_ID", "45")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    slurm = FakeSlurm()
+    slurm.jobs["45"] = JobInfo(job_id="45", state=JobState.RUNNING, nodes="n[1-3]")
+    return slurm
+
+
+@pytest.mark.parametrize(
+    ("state", "nodes", "restarts", "left"),
+    [
+        (JobState.RUNNING, "n[1-3]", 0, ["n1", "n2", "n3"]),
+        (JobState.RUNNING, "n[1,3]", 0, ["n1", "n3"]),
+        (JobState.COMPLETING, "n1", 0, ["n1", "n2", "n3"]),  # the job ends on one node after the other
+        (JobState.RUNNING, "n[4-6]", 1, ["n1", "n2", "n3"]),  # already the next start
+        (JobState.RUNNING, "", 0, ["n1", "n2", "n3"]),
+    ],
+)
+def test_running_job_loses_nodes(
+    in_job: FakeSlurm, state: JobState, nodes: str, restarts: int, left: list[str]
+) -> None:
+    allocation = SlurmAllocation(in_job)  # type: ignore[arg-type]
+    in_job.jobs["45"] = JobInfo(job_id="45", state=state, nodes=nodes, restarts=restarts)
+    allocation.status()
+    assert allocation.nodes == left
+
+
+def test_spare_node_takes_the_place_of_a_lost_one(run: RunDir, in_job: FakeSlurm) -> None:
+    allocation = SlurmAllocation(in_job)  # type: ignore[arg-type]
+    launch = LaunchSpec(
+        kind="program", program=["x"], workdir="/", backend="slurm", nodes=2, ranks_per_node=1, stop="signals",
+        setup_per_node=["true"], resilience=limits(spare_nodes=1),
+    )  # fmt: skip
+    placement = Placement(run, launch, allocation)
+    before = placement.nodes
+    assert (before, placement.others, placement.lost(before)) == (["n1", "n2"], ["n3"], [])
+    in_job.jobs["45"] = JobInfo(job_id="45", state=JobState.RUNNING, nodes="n[1,3]")
+    allocation.status()
+    assert placement.lost(before) == ["n2"]
+    assert placement.excludable(["n2"]) == (("n2",), True)
+    assert (placement.nodes, placement.others, placement.is_complete) == (["n1", "n3"], [], True)
+    in_job.jobs["45"] = JobInfo(job_id="45", state=JobState.RUNNING, nodes="n1")
+    allocation.status()
+    assert not placement.is_complete

@@ -48,6 +48,15 @@ def test_array_task_has_its_own_run_directory(shell: Shell) -> None:
     assert started.argv[-1] == str(shell.folder / "run" / "tasks" / "3")
 
 
+def test_job_with_spare_nodes_outlives_the_loss_of_one(tmp_path: Path) -> None:
+    text = render(
+        make_spec(slurm={"nodes": "2"}, resilience={"spare_nodes": 1}),
+        run_dir=RunDir(tmp_path / "run"), python="python3", workdir=tmp_path, header={},
+    )  # fmt: skip
+    assert "#SBATCH --nodes=3\n" in text
+    assert "#SBATCH --no-kill\n" in text
+
+
 def test_script_sets_defaults_for_python_and_torch(shell: Shell) -> None:
     env = start(shell, slurm={"cpus_per_task": 3}).env
     assert (env["PYTHONUNBUFFERED"], env["PYTHONFAULTHANDLER"]) == ("1", "1")

@@ -79,6 +79,11 @@ def test_nodes_are_converted_to_canonical_form_and_range(text: str, canonical: s
     assert q.node_range(canonical) == span
 
 
+@pytest.mark.parametrize(("few", "more"), [("2", "3"), ("2-4", "3-5"), ("1,2,4-8:2", "2,3,5-9:2")])
+def test_spare_nodes_are_added_to_each_size(few: str, more: str) -> None:
+    assert q.more_nodes(few, 1) == more
+
+
 @pytest.mark.parametrize("text", ["", "0", "4-2", "two", "-2", "2-", "1:2", "2-4:0", "1.5"])
 def test_invalid_number_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number of nodes"):

@@ -67,6 +67,7 @@ class Allocation(Protocol):
     """IDs of this job and of the other jobs of its chain. The run's caps apply to all of them together."""
     restart_count: int
     nodes: list[str]
+    """The nodes of the job that it has not lost, as of the last query."""
     chained: bool
     """Whether the run continues in the next job of a chain instead of being requeued."""
     status_is_free: bool

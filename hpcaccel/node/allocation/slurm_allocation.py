@@ -92,6 +92,7 @@ class SlurmAllocation:
                 continue
             if job is None:
                 return JobStatus(running=False)
+            self._without_lost_nodes(job)
             # While Slurm terminates a job to requeue it, the count of restarts already includes the next start. Only
             # this shows that the job is not cancelled (seen on 22.05, where PreemptTime is already unset).
             will_requeue = job.restarts > self.restart_count
@@ -110,6 +111,15 @@ class SlurmAllocation:
                 end_time=job.end_time,
             )
         return JobStatus(running=False, known=False)
+
+    def _without_lost_nodes(self, job: JobInfo) -> None:
+        """Remove nodes that the job no longer has: Slurm takes a failed node away from a job with --no-kill."""
+        if self._part or not job.state.is_running or job.restarts != self.restart_count or not job.nodes:
+            return
+        left = set(hostlist.expand(job.nodes))
+        if left < set(self.nodes):
+            log.warning("the job has lost: %s", ", ".join(node for node in self.nodes if node not in left))
+            self.nodes = [node for node in self.nodes if node in left]
 
     def _find_termination_reason(self, job: JobInfo) -> Reason | None:
         """Why Slurm terminates a job without requeueing it; None for a user's cancel.

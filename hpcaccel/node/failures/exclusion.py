@@ -81,6 +81,7 @@ class Placement:
         self._launch = launch
         self._allocation = allocation
         self._exclusions = Exclusions.read(run, launch.resilience)
+        self._first_nodes = list(allocation.nodes)
 
     @property
     def nodes(self) -> list[str]:
@@ -92,6 +93,21 @@ class Placement:
     def others(self) -> list[str]:
         """Nodes of the allocation that srun must not choose."""
         return [node for node in self._allocation.nodes if node not in self.nodes]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the allocation has enough nodes for the ranks, excluded ones included. It may have lost some."""
+        return len(self._allocation.nodes) >= self._launch.nodes
+
+    @property
+    def has_lost_nodes(self) -> bool:
+        """Whether the job has lost a node. Slurm then keeps the CPUs and GPUs of the steps that had a part there, even
+        after these steps have ended (22.05)."""
+        return bool(self.lost(self._first_nodes))
+
+    def lost(self, nodes: Sequence[str]) -> list[str]:
+        """Those of ``nodes`` that the job has lost."""
+        return [node for node in nodes if node not in self._allocation.nodes]
 
     def misplaced(self) -> list[str]:
         """Excluded nodes that the ranks would use, because too few other nodes are left."""
@@ -109,8 +125,9 @@ class Placement:
         blamed = self._exclusions.room_for(blamed)
         if not blamed:
             return (), False
-        # environment.setup_per_node ran on the first nodes only, so the ranks cannot move to the others.
-        if not self._launch.setup_per_node and len(self._good(but=blamed)) >= self._launch.nodes:
+        # Without spare nodes, environment.setup_per_node ran on the first nodes only: ranks cannot move to the others.
+        can_move = self._launch.resilience.spare_nodes or not self._launch.setup_per_node
+        if can_move and len(self._good(but=blamed)) >= self._launch.nodes:
             return tuple(blamed), True
         return tuple(self._dispensable(blamed)), False
 

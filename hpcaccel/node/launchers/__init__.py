@@ -62,6 +62,7 @@ def start_ranks(
     nodes: Sequence[str],
     env: Mapping[str, str],
     avoid: Sequence[str] = (),
+    overlap: bool = False,
     step: WarmStep | None = None,
     keep: bool = False,
 ) -> RankProcesses:
@@ -69,6 +70,7 @@ def start_ranks(
 
     Args:
         avoid: the other nodes of the allocation, which srun must not choose.
+        overlap: whether srun may use resources that Slurm has assigned to other steps.
         step: the warm parents on these nodes that start the ranks; None if the ranks get new processes.
         keep: whether the ranks get warm parents, which may outlive them for a restart.
     """
@@ -97,7 +99,8 @@ def start_ranks(
         environment["SRUN_CPUS_PER_TASK"] = str(int(cpus) * launch.ranks_per_node)
     listener = WarmListener(node_name(), ranks=launch.ranks) if keep else None
     own = {} if listener is None else {WARM: json.dumps(listener.address)}
-    ranks = SrunRanks(run, launch, rank_command(run, launch, {**environment, **own}), attempt=attempt, avoid=avoid)
+    command = rank_command(run, launch, {**environment, **own})
+    ranks = SrunRanks(run, launch, command, attempt=attempt, avoid=avoid, overlap=overlap)
     if listener is None:
         return ranks
     warm = WarmStep(launch, ranks, attempt=attempt, nodes=nodes, environment=environment, listener=listener)
@@ -172,11 +175,11 @@ def share_gpus(env: dict[str, str]) -> None:
             del env["SLURM_TRES_PER_TASK"]
 
 
-def run_on_each_node(line: str, *, launch: LaunchSpec) -> int:
-    """Run one ``setup_per_node`` line once per node, on as many nodes as the ranks need. Returns the exit code."""
+def run_on_each_node(line: str, *, launch: LaunchSpec, nodes: int) -> int:
+    """Run one ``setup_per_node`` line once per node, on ``nodes`` nodes of the job. Returns the exit code."""
     command = ["bash", "-c", line]
     if not launch.local:
-        tasks = [f"--nodes={launch.nodes}", f"--ntasks={launch.nodes}", "--ntasks-per-node=1", SHORT_STEP]
+        tasks = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", SHORT_STEP]
         command = ["srun", *tasks, "--kill-on-bad-exit=1", "--export=ALL", f"--chdir={launch.workdir}", *command]
     return subprocess.run(command, cwd=launch.workdir, preexec_fn=dying_with_us(signal.SIGTERM), check=False).returncode
 

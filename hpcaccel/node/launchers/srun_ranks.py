@@ -14,6 +14,7 @@ from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import SlurmCommandError
+from hpcaccel.node.allocation import SHORT_STEP
 from hpcaccel.node.batch import shell_code
 from hpcaccel.node.environment.containers import Wrapped
 from hpcaccel.slurm import hostlist
@@ -31,10 +32,21 @@ STEP_END_SECONDS = 60
 
 
 class SrunRanks:
-    """One srun step: with the launcher srun it has one task for each rank, with torchrun one task for each node."""
+    """One srun step: with the launcher srun it has one task for each rank, with torchrun one task for each node.
+
+    Args:
+        overlap: whether the step may use resources that Slurm has assigned to other steps.
+    """
 
     def __init__(
-        self, run: RunDir, launch: LaunchSpec, wrapped: Wrapped, *, attempt: int, avoid: Sequence[str] = ()
+        self,
+        run: RunDir,
+        launch: LaunchSpec,
+        wrapped: Wrapped,
+        *,
+        attempt: int,
+        avoid: Sequence[str] = (),
+        overlap: bool = False,
     ) -> None:
         self._cooperative = launch.cooperative
         self._step_file = run.attempt(attempt) / STEP_FILE
@@ -52,6 +64,7 @@ class SrunRanks:
             f"--chdir={launch.workdir}",
             *_output(run, launch, attempt),
             *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
+            *([SHORT_STEP] if overlap else []),
             *launch.srun,
             *wrapped.srun,
             *wrapped.command,

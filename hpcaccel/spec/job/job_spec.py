@@ -16,6 +16,7 @@ from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
 from hpcaccel.spec.job.fields import Conflict, PathText, Section, checked_text, empty_list, section_field
 from hpcaccel.spec.job.notify_fields import NotifySection, mail_conflicts
+from hpcaccel.spec.job.quantities import more_nodes
 from hpcaccel.spec.job.sharing_field import Sharing, sharing_field
 from hpcaccel.spec.job.slurm import SlurmSection, SrunSection
 from hpcaccel.spec.job.training_fields import CheckpointSection, ResilienceSection, RuntimeSection
@@ -31,6 +32,7 @@ __all__ = [
     "Dependency",
     "JobSpec",
     "parse_dependency",
+    "part_of",
 ]
 
 
@@ -91,7 +93,7 @@ def _name(value: Any) -> str:
     return text
 
 
-def _part(values: dict[str, Any], key: str) -> Mapping[str, Any]:
+def part_of(values: dict[str, Any], key: str) -> Mapping[str, Any]:
     """The section ``key`` of ``values``, which may not be validated yet; empty if the section is not a mapping."""
     section = values.get(key)
     return dict(section) if isinstance(section, Section | Mapping) else {}
@@ -99,10 +101,10 @@ def _part(values: dict[str, Any], key: str) -> Mapping[str, Any]:
 
 def _watch_conflicts(values: dict[str, Any]) -> list[Conflict]:
     """Conflicts of the settings for programs with checkpoints of their own."""
-    checkpoint, entrypoint = _part(values, "checkpoint"), _part(values, "entrypoint")
+    checkpoint, entrypoint = part_of(values, "checkpoint"), part_of(values, "entrypoint")
     found = []
     if checkpoint.get("resume", "auto") not in ("auto", "never") and (
-        entrypoint.get("resume_args") or _part(values, "runtime").get("bridge")
+        entrypoint.get("resume_args") or part_of(values, "runtime").get("bridge")
     ):
         advice = "must be auto or never with resume_args or runtime.bridge: name the first checkpoint in args"
         found.append(Conflict("checkpoint.resume", advice))
@@ -179,16 +181,19 @@ class JobSpec(Section):
         """Conflicts between ``values``, which may not be validated yet. Values of a wrong type are ignored."""
         found = super().conflicts(values)
         components = values.get("components")
-        if isinstance(components, Mapping) and components and _part(values, "resilience").get("chain") is not None:
+        if isinstance(components, Mapping) and components and part_of(values, "resilience").get("chain") is not None:
             advice = (
                 "cannot be combined with components: a chain does not support heterogeneous jobs. Remove one of them"
             )
             found.append(Conflict("resilience.chain", advice))
+        if isinstance(components, Mapping) and components and part_of(values, "resilience").get("spare_nodes"):
+            advice = "cannot be combined with components: Slurm ends a heterogeneous job whole. Remove one of them"
+            found.append(Conflict("resilience.spare_nodes", advice))
         found += _watch_conflicts(values)
         found += mail_conflicts(values)
         if values.get("container") is None:
             return found
-        environment, srun, entrypoint = (_part(values, key) for key in ("environment", "srun", "entrypoint"))
+        environment, srun, entrypoint = (part_of(values, key) for key in ("environment", "srun", "entrypoint"))
         for key in ("conda", "venv"):
             if environment.get(key) is not None:
                 advice = (
@@ -220,6 +225,15 @@ class JobSpec(Section):
         """Number of ranks on each node: ``slurm.ntasks_per_node``, else one per GPU, else 1."""
         return self.slurm.ranks_per_node
 
+    def with_spare_nodes(self) -> "JobSpec":
+        """This spec with the nodes that Slurm is asked for: those of the ranks and ``resilience.spare_nodes``."""
+        spare = self.resilience.spare_nodes
+        if not spare:
+            return self
+        slurm = self.slurm.model_copy(update={"nodes": more_nodes(self.slurm.nodes, spare)})
+        resilience = self.resilience.model_copy(update={"spare_nodes": 0})
+        return self.model_copy(update={"slurm": slurm, "resilience": resilience})
+
     def of_component(self, name: str) -> "JobSpec":
         """This spec reduced to the component ``name``: the component's entrypoint and resources replace the job's."""
         own = self.components[name]
@@ -234,13 +248,14 @@ class JobSpec(Section):
     @property
     def total_gpus(self) -> int:
         """Number of GPUs of the job and its components if it starts with the minimum number of nodes."""
-        parts = [self, *(self.of_component(name) for name in self.components)]
+        parts = [self.with_spare_nodes(), *(self.of_component(name) for name in self.components)]
         return sum(one.slurm.min_nodes * one.slurm.node_gpus for one in parts)
 
     @property
     def total_nodes(self) -> int:
         """The smallest number of nodes of the job, including its components."""
-        return self.slurm.min_nodes + sum(one.slurm.min_nodes for one in self.components.values())
+        own = self.slurm.min_nodes + self.resilience.spare_nodes
+        return own + sum(one.slurm.min_nodes for one in self.components.values())
 
     @property
     def stop_mode(self) -> Literal["cooperative", "signals"]:

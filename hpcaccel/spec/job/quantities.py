@@ -28,6 +28,7 @@ __all__ = [
     "gpu_count",
     "gres_gpus",
     "memory_megabytes",
+    "more_nodes",
     "node_range",
     "owned_by_srun",
     "time_seconds",
@@ -138,6 +139,16 @@ def node_range(canonical: str) -> tuple[int, int]:
     """Returns the smallest and the largest number of nodes that a canonical node count allows."""
     numbers = [int(number) for part in canonical.split(",") for number in part.partition(":")[0].split("-")]
     return min(numbers), max(numbers)
+
+
+def more_nodes(canonical: str, number: int) -> str:
+    """A canonical node count with ``number`` nodes more in each of its sizes."""
+
+    def larger(part: str) -> str:
+        sizes, colon, step = part.partition(":")
+        return "-".join(str(int(size) + number) for size in sizes.split("-")) + colon + step
+
+    return ",".join(map(larger, canonical.split(",")))
 
 
 # -- GPUs and other generic resources -------------------------------------------------------------------------------

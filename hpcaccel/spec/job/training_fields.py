@@ -247,6 +247,13 @@ class ResilienceSection(Section):
     restart_in_place: Natural = Field(
         default=2, description="How often the ranks are restarted in the same allocation after a failure."
     )
+    spare_nodes: Natural = Field(
+        default=0,
+        description="Number of nodes that the job gets in addition to slurm.nodes. They are idle until a node fails: "
+        "then the ranks are restarted in the same job, with a spare node in place of the failed one, and the job does "
+        "not go back to the queue. It is submitted with sbatch's --no-kill. Counts as a restart in place.",
+        examples=[1],
+    )
     warm_restart: Literal["auto", "off"] = Field(
         default="off",
         description="auto: each rank has a parent process that outlives it, imports torch while the first attempt "
@@ -295,4 +302,10 @@ class ResilienceSection(Section):
             found.append(Conflict("chain", "conflicts with requeue: false: set only one of them"))
         if values.get("chain") is not None and values.get("requeue") == "expedite":
             found.append(Conflict("chain", "conflicts with requeue: expedite: set only one of them"))
+        if values.get("spare_nodes") and (values.get("requeue") is False or values.get("chain") is not None):
+            advice = (
+                "needs resilience.requeue, and no chain: if the job's first node fails, it has to be requeued. Remove "
+                "spare_nodes"
+            )
+            found.append(Conflict("spare_nodes", advice))
         return found

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.spec.job.entrypoint import argument_value
 from hpcaccel.spec.job.fields import Conflict, Count, Natural, Positive, Section, Seed, Word, checked_text
-from hpcaccel.spec.job.job_spec import JobSpec
+from hpcaccel.spec.job.job_spec import JobSpec, part_of
 from hpcaccel.spec.sweep.parameters import Parameter
 from hpcaccel.spec.sweep.pruners import Pruner, PrunerChoice
 
@@ -210,6 +210,9 @@ class SweepFile(JobSpec):
                 "heterogeneous jobs"
             )
             found.append(Conflict("components", advice))
+        if part_of(values, "resilience").get("spare_nodes"):
+            advice = "cannot be combined with sweep: after the loss of a node its worker is requeued. Remove it"
+            found.append(Conflict("resilience.spare_nodes", advice))
         return found
 
 

@@ -108,6 +108,7 @@ def check_site(
     """
     if spec.slurm.clusters not in (None, facts.config.cluster_name):
         return []  # the facts describe another cluster of the federation
+    spec = spec.with_spare_nodes()
     found = [
         *_of_nodes(spec, facts),
         *array_size(spec, facts, array_tasks),

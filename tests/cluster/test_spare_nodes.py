@@ -1,0 +1,82 @@
+"""Jobs with spare nodes on a real Slurm: power cuts of one node, of two, and of the node of the batch step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .dev_cluster import Cluster, own_cluster, wait_until
+from .injectors import taken_away
+from .scenario import Scenario
+from .test_faults_slurm import ends_as_undisturbed, nodes_of
+
+pytestmark = pytest.mark.chaos
+
+PAUSE = ("--pause", "0.5")
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[Cluster]:
+    with own_cluster("--nodes", "4", "--slurmd-timeout-seconds", "10") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(own: Cluster, tmp_path: Path) -> Iterator[Scenario]:
+    run = Scenario(own, tmp_path)
+    yield run
+    own.run("scancel", "--full", "--signal=KILL", run.job_id, check=False)
+    run.scancel()
+    wait_until(lambda: not own.run("squeue", "--noheader").stdout.strip(), "the nodes are free again")
+
+
+def train(run: Scenario, *, spare_nodes: int) -> None:
+    run.train(*PAUSE, checkpoint={"every_steps": 3}, resilience={"spare_nodes": spare_nodes})
+    run.wait_for_step(5)
+
+
+def test_spare_node_replaces_a_lost_one_in_the_same_job(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    train(run, spare_nodes=1)
+    assert len(nodes_of(run)) == 2
+    lost = nodes_of(run)[1]
+    with taken_away(own, lost):
+        run.wait_for_word("hpcaccel: resumed at step", attempt=2)
+        assert lost not in nodes_of(run, 2), run.story
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("failed", "restart"), ("completed", "end")], run.story
+    assert [line["restart_count"] for line in run.lines("start")] == [0, 0]
+
+
+def test_two_spare_nodes_replace_two_lost_ones(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    train(run, spare_nodes=2)
+    first, second = nodes_of(run)
+    with taken_away(own, second):
+        run.wait_for_word("hpcaccel: resumed at step", attempt=2)
+        run.wait_for_step(run.lines("end")[0]["checkpoint_step"] + 4, attempt=2)
+        with taken_away(own, nodes_of(run, 2)[1]):
+            run.wait_for_word("hpcaccel: resumed at step", attempt=3)
+            assert nodes_of(run, 3)[0] == first, run.story
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("failed", "restart")] * 2 + [("completed", "end")], run.story
+
+
+def test_loss_of_the_batch_step_requeues_the_job(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Slurm leaves the job running without its batch step; the step on another node requeues it."""
+    train(run, spare_nodes=1)
+    lost = run.job()["BatchHost"]
+    with taken_away(own, lost):
+        own.wait_for(run.job_id, ["PENDING"])
+        run.wait_for_word("hpcaccel: resumed at step", attempt=2)
+        assert lost not in nodes_of(run, 2), run.story
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends[0] == ("lost", "requeue"), run.story
+    assert [line["restart_count"] for line in run.lines("start")] == [0, 1]
+    assert f"node {lost}, on which the batch step ran, has failed" in run.dir.slurm_log.read_text()
