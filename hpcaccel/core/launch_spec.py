@@ -51,6 +51,7 @@ class RestartPolicy:
     max_preemptions: int | None = None
     restart_in_place: int = 2
     spare_nodes: int = 0
+    on_node_loss: str = "requeue"
     warm_restart: str = "off"
     preflight: str = "off"
     exclude_hours: float = 24.0
@@ -58,6 +59,11 @@ class RestartPolicy:
     hang_timeout_seconds: int | None = None
     chain: int | None = None
     chain_ahead: int = 2
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """Whether the job is submitted with --no-kill, so that it continues without a node that fails."""
+        return self.spare_nodes > 0 or self.on_node_loss == "shrink"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +151,10 @@ class LaunchSpec:
     workdir: str
     backend: Literal["slurm", "local"]
     nodes: int
+    """Number of nodes of the ranks; the smallest one if there are ``node_sizes``."""
+    node_sizes: list[list[int]] = field(default_factory=list)
+    """With ``on_node_loss: shrink``, the numbers of nodes that the ranks may use, as ranges ``[low, high, step]``; else
+    empty."""
     ranks_per_node: int
     stop: Literal["cooperative", "signals"]
     stop_is_default: bool = False
@@ -191,6 +201,12 @@ class LaunchSpec:
     @property
     def ranks(self) -> int:
         return self.nodes * self.ranks_per_node
+
+    def size_for(self, count: int) -> int | None:
+        """How many of ``count`` nodes the ranks use; None if these are too few."""
+        sizes = self.node_sizes or [[self.nodes, self.nodes, 1]]
+        fitting = [low + (min(high, count) - low) // step * step for low, high, step in sizes if low <= count]
+        return max(fitting, default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """The ``launch`` section as it is stored."""

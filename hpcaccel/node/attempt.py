@@ -179,6 +179,7 @@ class Attempt:
             attempt=self.number,
             nodes=placement.nodes,
             avoid=placement.others,
+            overlap=placement.has_lost_nodes,
         )
         self._preflight_seconds = checked.seconds
         if (failure := checked.failure(placement.nodes)) is None:

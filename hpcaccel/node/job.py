@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 import time
@@ -59,9 +60,14 @@ class Job:
     def __post_init__(self) -> None:
         self.placement = Placement(self.run, self.launch, self.allocation)
         self.mask = Mask.of(self.run)
-        if self.launch.resilience.spare_nodes and not self.launch.local:
+        if self.launch.resilience.outlives_nodes and not self.launch.local:
             count = self.allocation.restart_count
             self.host_watch = BatchHostWatch(self.run, job_id=self.allocation.job_id, restart_count=count)
+
+    def fit_nodes(self) -> None:
+        """Choose the number of nodes of the next ranks, where the spec allows several."""
+        if self.launch.node_sizes:
+            self.launch = dataclasses.replace(self.launch, nodes=len(self.placement.nodes))
 
     def watch_batch_host(self) -> None:
         """Keep the step running that watches the node of the batch step, if the job needs one."""

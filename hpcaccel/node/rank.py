@@ -236,9 +236,10 @@ def _from_slurm(launch: LaunchSpec, env: dict[str, str]) -> dict[str, str]:
         raise RankEnvironmentError(
             f"{error.args[0]} is not set: ranks must be started by srun or by hpcaccel"
         ) from None
-    if world != launch.ranks:
+    wanted = int(env.get("WORLD_SIZE", launch.ranks))  # of this attempt: it may use more or fewer nodes than others
+    if world != wanted:
         raise RankEnvironmentError(
-            f"srun started {world} tasks, but the run has {launch.nodes} nodes x {launch.ranks_per_node} ranks. "
+            f"srun started {world} tasks, but the attempt has {wanted} ranks, {launch.ranks_per_node} on each node. "
             "Remove --ntasks from srun.extra"
         )
     per_node = hostlist.tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])

@@ -151,6 +151,7 @@ class Supervisor:
             if (code := check()) is not None:
                 return code
         while True:
+            self.job.fit_nodes()
             self.job.watch_batch_host()
             self._attempt = self.attempt_class(self.job)
             verdict = self._attempt.run()
@@ -270,7 +271,7 @@ class Supervisor:
     def _set_up_nodes(self) -> int | None:
         launch = self.job.launch
         # Spare nodes are set up, too: a failure may move the ranks to them.
-        nodes = len(self.job.allocation.nodes) if launch.resilience.spare_nodes else launch.nodes
+        nodes = len(self.job.allocation.nodes) if launch.resilience.outlives_nodes else launch.nodes
         for line in launch.setup_per_node:
             if failed := run_on_each_node(line, launch=launch, nodes=nodes):
                 name = f"environment.setup_per_node: {line}"
@@ -283,6 +284,7 @@ class Supervisor:
         """Remove staged data; after a failure also the snapshots in memory, which otherwise the ranks remove."""
         if self.job.scheduler.over_since is not None:
             return  # Slurm starts no further steps in this job
+        self.job.fit_nodes()
         steps = (
             [clean_stage, clean_snapshots] if (verdict.reason, verdict.decision) == ("failed", "end") else [clean_stage]
         )

@@ -23,7 +23,7 @@ __all__ = ["become_agent", "torchrun_arguments"]
 def torchrun_arguments(run: RunDir, launch: LaunchSpec, env: Mapping[str, str], python: str) -> list[str]:
     """torchrun's arguments. ``--max-restarts=0``, because the supervisor, not torchrun, decides on restarts."""
     return [
-        f"--nnodes={launch.nodes}",
+        f"--nnodes={int(env.get('WORLD_SIZE', launch.ranks)) // launch.ranks_per_node}",  # of this attempt
         f"--nproc-per-node={launch.ranks_per_node}",
         f"--node-rank={_node_rank(env)}",
         f"--master-addr={env['MASTER_ADDR']}",

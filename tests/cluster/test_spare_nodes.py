@@ -1,4 +1,5 @@
-"""Jobs with spare nodes on a real Slurm: power cuts of one node, of two, and of the node of the batch step."""
+"""Jobs that continue without a failed node, on a real Slurm: with spare nodes and on fewer nodes, after power cuts of
+one node, of two, and of the node of the batch step."""
 
 from __future__ import annotations
 
@@ -80,3 +81,23 @@ def test_loss_of_the_batch_step_requeues_the_job(
     assert run.ends[0] == ("lost", "requeue"), run.story
     assert [line["restart_count"] for line in run.lines("start")] == [0, 1]
     assert f"node {lost}, on which the batch step ran, has failed" in run.dir.slurm_log.read_text()
+
+
+def test_ranks_go_on_with_fewer_nodes_and_get_all_back_by_a_requeue(own: Cluster, run: Scenario) -> None:
+    """Other numbers of ranks: the same state and each sample once an epoch, but not the same losses."""
+    run.train(
+        "--epochs", "8", *PAUSE, slurm={"nodes": "2-3"}, checkpoint={"every_steps": 3},
+        resilience={"on_node_loss": "shrink"},
+    )  # fmt: skip
+    run.wait_for_step(5)
+    assert len(nodes_of(run)) == 3
+    lost = next(node for node in nodes_of(run) if node != run.job()["BatchHost"])
+    with taken_away(own, lost):
+        run.wait_for_word("hpcaccel: resumed at step", attempt=2)
+        assert sorted(nodes_of(run, 2)) == sorted({*nodes_of(run)} - {lost}), run.story
+        before = run.lines("end")[0]["checkpoint_step"]
+        run.wait_for_step(before + 4, attempt=2)
+    run.cli("stop", "--requeue", run.dir.run_id)
+    assert run.wait_until_over() == 0, run.story
+    assert run.ends == [("failed", "restart"), ("stop", "requeue"), ("completed", "end")], run.story
+    assert [line["ranks"] for line in run.lines("start")] == [6, 4, 6], run.story

@@ -252,3 +252,34 @@ def test_spare_node_takes_the_place_of_a_lost_one(run: RunDir, in_job: FakeSlurm
     in_job.jobs["45"] = JobInfo(job_id="45", state=JobState.RUNNING, nodes="n1")
     allocation.status()
     assert not placement.is_complete
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "used"),
+    [
+        ([], 2, None), ([], 3, 3), ([], 5, 3),
+        ([[3, 5, 1]], 2, None), ([[3, 5, 1]], 4, 4), ([[3, 5, 1]], 9, 5),
+        ([[1, 1, 1], [4, 8, 2]], 3, 1), ([[1, 1, 1], [4, 8, 2]], 7, 6), ([[1, 1, 1], [4, 8, 2]], 20, 8),
+    ],
+)  # fmt: skip
+def test_ranks_use_the_largest_allowed_number_of_nodes(sizes: list[list[int]], count: int, used: int | None) -> None:
+    launch = LaunchSpec(
+        kind="program", program=["x"], workdir="/", backend="slurm", nodes=3, node_sizes=sizes, ranks_per_node=1,
+        stop="signals",
+    )  # fmt: skip
+    assert launch.size_for(count) == used
+
+
+def test_ranks_of_a_job_that_may_shrink_go_on_with_the_nodes_that_are_left(run: RunDir, in_job: FakeSlurm) -> None:
+    allocation = SlurmAllocation(in_job)  # type: ignore[arg-type]
+    launch = LaunchSpec(
+        kind="program", program=["x"], workdir="/", backend="slurm", nodes=2, node_sizes=[[2, 3, 1]], ranks_per_node=1,
+        stop="signals", resilience=limits(on_node_loss="shrink"),
+    )  # fmt: skip
+    placement = Placement(run, launch, allocation)
+    assert (placement.nodes, placement.others) == (["n1", "n2", "n3"], [])
+    in_job.jobs["45"] = JobInfo(job_id="45", state=JobState.RUNNING, nodes="n[1,3]")
+    allocation.status()
+    assert placement.excludable(["n2"]) == (("n2",), True)
+    assert (placement.nodes, placement.is_complete) == (["n1", "n3"], True)
+    assert placement.excludable(["n3"])[1] is False

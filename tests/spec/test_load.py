@@ -156,6 +156,7 @@ def test_empty_section_equals_its_defaults(load) -> None:
         ("resilience: {max_failures: -1}", "resilience.max_failures -1 must be a whole number of at least 0"),
         ("resilience: {spare_nodes: 1, requeue: false}", "resilience.spare_nodes needs resilience.requeue, and no chain: if the job's first node fails, it has to be requeued. Remove spare_nodes"),
         ("resilience: {spare_nodes: 1, chain: 3}", "resilience.spare_nodes needs resilience.requeue, and no chain: if the job's first node fails, it has to be requeued. Remove spare_nodes"),
+        ("resilience: {on_node_loss: shrink}", "resilience.on_node_loss shrink needs several sizes in slurm.nodes: write a range such as 3-4, or a list of sizes"),
         ("resilience: {requeue: 1}", "resilience.requeue 1 must be true, false or expedite"),
         ("workdir: $WORK/x", "workdir '$WORK/x': $WORK is not expanded here. Write ${env:WORK}/x"),
         ("workdir: ${WORK}/x", "workdir '${WORK}/x': $WORK is not expanded here. Write ${env:WORK}/x"),

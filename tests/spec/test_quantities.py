@@ -84,6 +84,13 @@ def test_spare_nodes_are_added_to_each_size(few: str, more: str) -> None:
     assert q.more_nodes(few, 1) == more
 
 
+@pytest.mark.parametrize(
+    ("text", "sizes"), [("2", [[2, 2, 1]]), ("2-4", [[2, 4, 1]]), ("1,2,4-8:2", [[1, 1, 1], [2, 2, 1], [4, 8, 2]])]
+)
+def test_sizes_of_a_node_count(text: str, sizes: list[list[int]]) -> None:
+    assert q.node_sizes(text) == sizes
+
+
 @pytest.mark.parametrize("text", ["", "0", "4-2", "two", "-2", "2-", "1:2", "2-4:0", "1.5"])
 def test_invalid_number_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number of nodes"):

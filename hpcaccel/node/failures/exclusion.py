@@ -87,7 +87,8 @@ class Placement:
     def nodes(self) -> list[str]:
         """The nodes for the ranks: the first ones that are not excluded, or all nodes if these are too few."""
         good = self._good()
-        return good[: self._launch.nodes] if len(good) >= self._launch.nodes else self._allocation.nodes
+        size = self._launch.size_for(len(good))
+        return list(self._allocation.nodes) if size is None else good[:size]
 
     @property
     def others(self) -> list[str]:
@@ -97,7 +98,7 @@ class Placement:
     @property
     def is_complete(self) -> bool:
         """Whether the allocation has enough nodes for the ranks, excluded ones included. It may have lost some."""
-        return len(self._allocation.nodes) >= self._launch.nodes
+        return self._launch.size_for(len(self._allocation.nodes)) is not None
 
     @property
     def has_lost_nodes(self) -> bool:
@@ -125,9 +126,9 @@ class Placement:
         blamed = self._exclusions.room_for(blamed)
         if not blamed:
             return (), False
-        # Without spare nodes, environment.setup_per_node ran on the first nodes only: ranks cannot move to the others.
-        can_move = self._launch.resilience.spare_nodes or not self._launch.setup_per_node
-        if can_move and len(self._good(but=blamed)) >= self._launch.nodes:
+        # environment.setup_per_node may have run on the first nodes only: the ranks cannot move to the others then.
+        can_move = self._launch.resilience.outlives_nodes or not self._launch.setup_per_node
+        if can_move and self._launch.size_for(len(self._good(but=blamed))) is not None:
             return tuple(blamed), True
         return tuple(self._dispensable(blamed)), False
 

@@ -80,13 +80,14 @@ class Preflight:
 
 
 def preflight(
-    run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str]
+    run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str], overlap: bool = False
 ) -> Preflight:
     """Check all nodes unless the preflight is off. Log the findings and write them to ``preflight.json``.
 
     Args:
         nodes: the nodes of the ranks.
         avoid: the other nodes of the allocation.
+        overlap: whether the full check may use resources that Slurm has assigned to other steps.
     """
     start = time.monotonic()
     mode = launch.resilience.preflight
@@ -99,7 +100,7 @@ def preflight(
     else:
         findings, shared = _check_nodes(run, launch, nodes=nodes, avoid=avoid)
     if mode == "full" and not launch.local and not any(findings.values()):
-        blamed, together = try_together(run, launch, attempt=attempt, nodes=nodes, avoid=avoid)
+        blamed, together = try_together(run, launch, attempt=attempt, nodes=nodes, avoid=avoid, overlap=overlap)
         findings.update(blamed)
     seconds = round(time.monotonic() - start, 3)
     result = Preflight(seconds=seconds, findings=findings, shared=shared, together=together)
@@ -173,7 +174,7 @@ TOGETHER_SECONDS = 30.0
 
 
 def try_together(
-    run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str]
+    run: RunDir, launch: LaunchSpec, *, attempt: int, nodes: Sequence[str], avoid: Sequence[str], overlap: bool = False
 ) -> tuple[dict[str, list[str]], str]:
     """Run the all-reduce of the full check. Returns the findings by node, and why the all-reduce failed; this text is
     empty if a node stands out, if the all-reduce succeeded, or if the job is being stopped."""
@@ -192,6 +193,7 @@ def try_together(
         *(f"--nodes={launch.nodes}", f"--ntasks={launch.ranks}", f"--ntasks-per-node={launch.ranks_per_node}"),
         *("--export=ALL", "--kill-on-bad-exit=0", "--unbuffered", "--input=none", f"--chdir={launch.workdir}"),
         *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
+        *([SHORT_STEP] if overlap else []),
         *launch.srun,
         *wrapped.srun,
         *wrapped.command,

@@ -16,7 +16,7 @@ from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
 from hpcaccel.spec.job.fields import Conflict, PathText, Section, checked_text, empty_list, section_field
 from hpcaccel.spec.job.notify_fields import NotifySection, mail_conflicts
-from hpcaccel.spec.job.quantities import more_nodes
+from hpcaccel.spec.job.quantities import more_nodes, node_sizes
 from hpcaccel.spec.job.sharing_field import Sharing, sharing_field
 from hpcaccel.spec.job.slurm import SlurmSection, SrunSection
 from hpcaccel.spec.job.training_fields import CheckpointSection, ResilienceSection, RuntimeSection
@@ -122,6 +122,23 @@ def _watch_conflicts(values: dict[str, Any]) -> list[Conflict]:
     return found
 
 
+def _node_loss_conflicts(values: dict[str, Any]) -> list[Conflict]:
+    """Conflicts of the settings for jobs that continue without a node that fails."""
+    resilience, components = part_of(values, "resilience"), values.get("components")
+    wanted = [key for key in ("spare_nodes", "on_node_loss") if resilience.get(key) not in (None, 0, "requeue")]
+    found = []
+    if isinstance(components, Mapping) and components:
+        advice = "cannot be combined with components: Slurm ends a heterogeneous job whole. Remove one of them"
+        found += [Conflict(f"resilience.{key}", advice) for key in wanted]
+    if "on_node_loss" in wanted and not set(str(part_of(values, "slurm").get("nodes", "1"))) & set("-,"):
+        advice = "shrink needs several sizes in slurm.nodes: write a range such as 3-4, or a list of sizes"
+        found.append(Conflict("resilience.on_node_loss", advice))
+    if "on_node_loss" in wanted and part_of(values, "entrypoint").get("function") is not None:
+        advice = "shrink supports only programs: the results of a function belong to a fixed number of ranks"
+        found.append(Conflict("resilience.on_node_loss", advice))
+    return found
+
+
 class JobSpec(Section):
     """A training job: what runs, where, with which resources, and what happens after preemptions and failures."""
 
@@ -186,9 +203,7 @@ class JobSpec(Section):
                 "cannot be combined with components: a chain does not support heterogeneous jobs. Remove one of them"
             )
             found.append(Conflict("resilience.chain", advice))
-        if isinstance(components, Mapping) and components and part_of(values, "resilience").get("spare_nodes"):
-            advice = "cannot be combined with components: Slurm ends a heterogeneous job whole. Remove one of them"
-            found.append(Conflict("resilience.spare_nodes", advice))
+        found += _node_loss_conflicts(values)
         found += _watch_conflicts(values)
         found += mail_conflicts(values)
         if values.get("container") is None:
@@ -224,6 +239,11 @@ class JobSpec(Section):
     def ranks_per_node(self) -> int:
         """Number of ranks on each node: ``slurm.ntasks_per_node``, else one per GPU, else 1."""
         return self.slurm.ranks_per_node
+
+    @property
+    def node_sizes(self) -> list[list[int]]:
+        """With ``on_node_loss: shrink``, how many nodes the ranks may use, as ranges ``[low, high, step]``; else []."""
+        return node_sizes(self.slurm.nodes) if self.resilience.on_node_loss == "shrink" else []
 
     def with_spare_nodes(self) -> "JobSpec":
         """This spec with the nodes that Slurm is asked for: those of the ranks and ``resilience.spare_nodes``."""

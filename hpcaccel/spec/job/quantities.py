@@ -30,6 +30,7 @@ __all__ = [
     "memory_megabytes",
     "more_nodes",
     "node_range",
+    "node_sizes",
     "owned_by_srun",
     "time_seconds",
 ]
@@ -139,6 +140,16 @@ def node_range(canonical: str) -> tuple[int, int]:
     """Returns the smallest and the largest number of nodes that a canonical node count allows."""
     numbers = [int(number) for part in canonical.split(",") for number in part.partition(":")[0].split("-")]
     return min(numbers), max(numbers)
+
+
+def node_sizes(canonical: str) -> list[list[int]]:
+    """The sizes that a canonical node count allows, as ranges of a smallest size, a largest one, and a step."""
+    found = []
+    for part in canonical.split(","):
+        sizes, _, step = part.partition(":")
+        low, _, high = sizes.partition("-")
+        found.append([int(low), int(high or low), int(step or 1)])
+    return found
 
 
 def more_nodes(canonical: str, number: int) -> str:

@@ -247,6 +247,13 @@ class ResilienceSection(Section):
     restart_in_place: Natural = Field(
         default=2, description="How often the ranks are restarted in the same allocation after a failure."
     )
+    on_node_loss: Literal["requeue", "shrink"] = Field(
+        default="requeue",
+        description="What happens when a node of a running job fails and no spare node is left. shrink: the ranks are "
+        "restarted in the same job on fewer nodes, if slurm.nodes is a range or a list that allows this; until then "
+        "they use as many of the job's nodes as it allows. A requeue, as by `hpcaccel stop --requeue`, brings the full "
+        "number back. The job is submitted with sbatch's --no-kill.",
+    )
     spare_nodes: Natural = Field(
         default=0,
         description="Number of nodes that the job gets in addition to slurm.nodes. They are idle until a node fails: "
@@ -302,10 +309,12 @@ class ResilienceSection(Section):
             found.append(Conflict("chain", "conflicts with requeue: false: set only one of them"))
         if values.get("chain") is not None and values.get("requeue") == "expedite":
             found.append(Conflict("chain", "conflicts with requeue: expedite: set only one of them"))
-        if values.get("spare_nodes") and (values.get("requeue") is False or values.get("chain") is not None):
-            advice = (
-                "needs resilience.requeue, and no chain: if the job's first node fails, it has to be requeued. Remove "
-                "spare_nodes"
-            )
-            found.append(Conflict("spare_nodes", advice))
+        for key in ("spare_nodes", "on_node_loss"):
+            alone = values.get("requeue") is False or values.get("chain") is not None
+            if alone and values.get(key) not in (None, 0, "requeue"):
+                advice = (
+                    "needs resilience.requeue, and no chain: if the job's first node fails, it has to be requeued. "
+                    f"Remove {key}"
+                )
+                found.append(Conflict(key, advice))
         return found

@@ -210,9 +210,10 @@ class SweepFile(JobSpec):
                 "heterogeneous jobs"
             )
             found.append(Conflict("components", advice))
-        if part_of(values, "resilience").get("spare_nodes"):
-            advice = "cannot be combined with sweep: after the loss of a node its worker is requeued. Remove it"
-            found.append(Conflict("resilience.spare_nodes", advice))
+        for key in ("spare_nodes", "on_node_loss"):
+            if part_of(values, "resilience").get(key) not in (None, 0, "requeue"):
+                advice = "cannot be combined with sweep: after the loss of a node its worker is requeued. Remove it"
+                found.append(Conflict(f"resilience.{key}", advice))
         return found
 
 

@@ -154,6 +154,7 @@ def launch_spec(
         workdir=str(workdir),
         backend=backend,
         nodes=spec.slurm.min_nodes,
+        node_sizes=spec.node_sizes,
         ranks_per_node=spec.ranks_per_node,
         stop=stop,
         stop_is_default=spec.runtime.stop is None,
