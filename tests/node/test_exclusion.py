@@ -248,7 +248,7 @@ def test_spare_node_takes_the_place_of_a_lost_one(run: RunDir, in_job: FakeSlurm
     allocation.status()
     assert placement.lost(before) == ["n2"]
     assert placement.excludable(["n2"]) == (("n2",), True)
-    assert (placement.nodes, placement.others, placement.is_complete) == (["n1", "n3"], [], True)
+    assert (placement.nodes, placement.others, placement.is_complete) == (["n1", "n3"], ["n2"], True)
     in_job.jobs["45"] = JobInfo(job_id="45", state=JobState.RUNNING, nodes="n1")
     allocation.status()
     assert not placement.is_complete

@@ -26,7 +26,17 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node import batch
 from hpcaccel.slurm.states import JobState
 
-__all__ = ["SHORT_STEP", "SLOT", "TAKEN_DOWN", "Allocation", "JobStatus", "LocalAllocation", "Slot", "gpus_of"]
+__all__ = [
+    "OVERLAP",
+    "SHORT_STEP",
+    "SLOT",
+    "TAKEN_DOWN",
+    "Allocation",
+    "JobStatus",
+    "LocalAllocation",
+    "Slot",
+    "gpus_of",
+]
 
 TAKEN_DOWN = "the job is being terminated"
 
@@ -34,6 +44,11 @@ SHORT_STEP = "--overlap"
 """srun option for steps that prepare and check the nodes: they share the job's CPUs, memory and GPUs with all steps.
 Without this option, Slurm may still hold the memory of such a step after its srun has ended, and refuse the ranks' step
 (22.05: "Memory required by task is not available"). The step would also wait for other trials in the same job."""
+
+OVERLAP = (SHORT_STEP, "--mem=0")
+"""srun options for a step of ranks in a job that has lost a node. Slurm keeps CPUs, GPUs and memory of a step that had
+a part on the lost node, even after the step has ended (22.05). With these options the next step does not wait for them;
+it may use all of the job's memory on each node."""
 
 
 @dataclass(frozen=True, kw_only=True)

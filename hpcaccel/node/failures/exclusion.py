@@ -92,8 +92,9 @@ class Placement:
 
     @property
     def others(self) -> list[str]:
-        """Nodes of the allocation that srun must not choose."""
-        return [node for node in self._allocation.nodes if node not in self.nodes]
+        """Nodes of the allocation that srun must not choose. srun still knows those that the job has lost, from the
+        environment of the batch step, and would request a step on them (22.05)."""
+        return [node for node in self._first_nodes if node not in self.nodes]
 
     @property
     def is_complete(self) -> bool:

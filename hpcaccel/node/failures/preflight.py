@@ -26,7 +26,7 @@ from hpcaccel.core.durable_files import objects_in, write_json
 from hpcaccel.core.free_port import free_port
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.allocation import SHORT_STEP
+from hpcaccel.node.allocation import OVERLAP, SHORT_STEP
 from hpcaccel.node.batch import default_signals
 from hpcaccel.node.failures import cause
 from hpcaccel.node.failures.classify import Failure
@@ -193,7 +193,7 @@ def try_together(
         *(f"--nodes={launch.nodes}", f"--ntasks={launch.ranks}", f"--ntasks-per-node={launch.ranks_per_node}"),
         *("--export=ALL", "--kill-on-bad-exit=0", "--unbuffered", "--input=none", f"--chdir={launch.workdir}"),
         *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
-        *([SHORT_STEP] if overlap else []),
+        *(OVERLAP if overlap else []),
         *launch.srun,
         *wrapped.srun,
         *wrapped.command,

@@ -14,7 +14,7 @@ from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import SlurmCommandError
-from hpcaccel.node.allocation import SHORT_STEP
+from hpcaccel.node.allocation import OVERLAP
 from hpcaccel.node.batch import shell_code
 from hpcaccel.node.environment.containers import Wrapped
 from hpcaccel.slurm import hostlist
@@ -64,7 +64,7 @@ class SrunRanks:
             f"--chdir={launch.workdir}",
             *_output(run, launch, attempt),
             *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
-            *([SHORT_STEP] if overlap else []),
+            *(OVERLAP if overlap else []),
             *launch.srun,
             *wrapped.srun,
             *wrapped.command,
