@@ -85,8 +85,10 @@ def test_loss_of_the_batch_step_requeues_the_job(
 
 def test_ranks_go_on_with_fewer_nodes_and_get_all_back_by_a_requeue(own: Cluster, run: Scenario) -> None:
     """Other numbers of ranks: the same state and each sample once an epoch, but not the same losses."""
+    slow = run.folder / "slow"  # as long as it exists
+    slow.touch()
     run.train(
-        "--epochs", "8", *PAUSE, slurm={"nodes": "2-3"}, checkpoint={"every_steps": 3},
+        "--epochs", "20", *PAUSE, "--while-there", str(slow), slurm={"nodes": "2-3"}, checkpoint={"every_steps": 3},
         resilience={"on_node_loss": "shrink"},
     )  # fmt: skip
     run.wait_for_step(5)
@@ -98,6 +100,8 @@ def test_ranks_go_on_with_fewer_nodes_and_get_all_back_by_a_requeue(own: Cluster
         before = run.lines("end")[0]["checkpoint_step"]
         run.wait_for_step(before + 4, attempt=2)
     run.cli("stop", "--requeue", run.dir.run_id)
+    run.wait_for_ends(2)
+    slow.unlink()
     assert run.wait_until_over() == 0, run.story
     assert run.ends == [("failed", "restart"), ("stop", "requeue"), ("completed", "end")], run.story
     assert [line["ranks"] for line in run.lines("start")] == [6, 4, 6], run.story
