@@ -113,7 +113,7 @@ docs: venv  ## The site, in build/docs: warnings are errors, links and anchors a
 	$(BIN)/sphinx-build -b html -E -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
 
-generated: venv  ## Files made from the code: JSON Schemas, man pages, the table of shell completion
+generated: venv  ## Files made from the code: JSON Schemas, man pages, the table of shell completion, the site's drawings
 	$(BIN)/hpcaccel schema > docs/job.schema.json
 	$(BIN)/hpcaccel schema --sweep > docs/sweep.schema.json
 	PYTHONPATH=docs/extensions $(BIN)/python -m hpcaccel_site.generated_files

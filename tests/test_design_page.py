@@ -1,4 +1,4 @@
-"""Every path that docs/design.md, CONTRIBUTING.md and SECURITY.md name exists."""
+"""Every path exists that docs/design.md, CONTRIBUTING.md, SECURITY.md and docs/explanation/guarantees.md name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "hpcaccel"
-PAGES = ("docs/design.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = ("docs/design.md", "CONTRIBUTING.md", "SECURITY.md", "docs/explanation/guarantees.md")
 TOP = ("hpcaccel", "tests", "docs", "docker", "jobs", "templates", "benchmarks", ".ci")
 """First folders of full paths. A path may also begin with a subpackage, such as ``node/attempt.py``."""
 

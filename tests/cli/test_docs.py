@@ -54,9 +54,9 @@ def test_generated_files_are_those_of_the_code() -> None:
     env = {"PYTHONPATH": f"{ROOT}:{ROOT / 'docs' / 'extensions'}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     made = json.loads(done.stdout)
-    stored = {
-        str(path): path.read_text() for path in [*(ROOT / "man").iterdir(), ROOT / "hpcaccel/cli/completion.json"]
-    }
+    drawings = (ROOT / "docs" / "explanation").glob("*.svg")
+    paths = [*(ROOT / "man").iterdir(), ROOT / "hpcaccel/cli/completion.json", *drawings]
+    stored = {str(path): path.read_text() for path in paths}
     assert stored.keys() == made.keys(), "run: make generated"
     assert [path for path, text in stored.items() if made[path] != text] == [], "run: make generated"
 
