@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 N ?= 8
 SEED ?= 0
 
-.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu scale accelerate-scripts trainers docs slurm workflows dist release-check generated clean
+.PHONY: help venv demo check format test test-failed test-fast coverage test-slurm test-lowest chaos faults bench gpu scale accelerate-scripts trainers docs pictures slurm workflows dist release-check generated clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -112,6 +112,10 @@ trainers: .venv-trainers/installed slurm  ## All tests of other trainers, with J
 docs: venv  ## The site, in build/docs: warnings are errors, links and anchors are checked, no network is used
 	$(BIN)/sphinx-build -b html -E -W --keep-going -q docs build/docs
 	@echo "build/docs/index.html"
+
+# A recording needs a Slurm on this machine: root on Debian.
+pictures: venv $(if $(RECORD),slurm)  ## The README's pictures, from the recorded run; RECORD=1 records another run first
+	PYTHONPATH=docs/extensions $(BIN)/python -m hpcaccel_pictures $(if $(RECORD),--record)
 
 generated: venv  ## Files made from the code: JSON Schemas, man pages, the table of shell completion, the site's drawings
 	$(BIN)/hpcaccel schema > docs/job.schema.json

@@ -31,6 +31,9 @@ ELSEWHERE = {
     "notebook_launcher(train, num_processes=2)": "tests/runtime/test_notebook.py",
     "hpcaccel config --default": "tests/cli/test_config.py",
     "hpcaccel test": "tests/cli/test_selftest.py",
+    'load_checkpoint_and_dispatch(model, folder, device_map="auto")': "tests/runtime/test_offload.py",
+    "hpcaccel submit jobs/inference/pipeline.yaml": "tests/integrations/test_pipeline_example.py",
+    "hpcaccel launch --parallelism-config-cp-size 4 train.py": "tests/runtime/test_context_parallel.py",
 }
 """What needs a package, a model or a kernel, and the test that runs it."""
 

@@ -1,4 +1,7 @@
-"""README.md: its commands are run, their output is compared, its files are used."""
+"""README.md: its commands are run, their output is compared, its files are used.
+
+So are those of the pages that continue it: docs/spec-file.md, docs/runs.md and docs/functions.md.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +15,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+README = "README.md"
 
 NOT_RUN_HERE = {
-    "make test": "this is part of it",
     "pip install '.[train]'": "tests/test_wheel.py installs the package",
-    "hpcaccel submit job.yaml --wait": "the first screen's short form of what is run further down",
+    "make demo": "a test of its own",
 }
 
 
-def blocks(language: str) -> list[str]:
-    return [text for found, text in BLOCKS if found == language]
+def blocks(language: str, page: str = README) -> list[str]:
+    """The blocks of code of a page that are in this language."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return [text for name, text in found if name == language]
 
 
 def script(sign: str) -> str:
     """The training script of the diff: before (``-``) or after (``+``)."""
-    diff = blocks("diff")[0]  # the second diff is of any script written for Accelerate
+    [diff] = blocks("diff")
     return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if line[0] in (" ", sign, "\n"))
 
 
-def shown_commands() -> list[tuple[str, str]]:
-    """Each command of a console block with the output that the README shows."""
+def shown_commands(page: str = README) -> list[tuple[str, str]]:
+    """Each command of a console block with the output that the page shows."""
     found = []
-    for block in blocks("console"):
+    for block in blocks("console", page):
         if block.startswith("$ make demo\n"):
             found.append(("make demo", block.partition("\n")[2]))  # its output contains commands
             continue
@@ -102,15 +106,24 @@ def test_training_script_runs_before_and_after_the_diff(folder: Path) -> None:
         assert answer.returncode == 0, answer.stdout
 
 
-def test_commands_print_what_the_readme_shows(folder: Path) -> None:
+@pytest.mark.parametrize(("page", "count"), [(README, 3), ("docs/spec-file.md", 3)])
+def test_commands_print_what_the_page_shows(folder: Path, page: str, count: int) -> None:
     ran = []
-    for command, shown in shown_commands():
-        if command in NOT_RUN_HERE or command == "make demo":
+    for command, shown in shown_commands(page):
+        if command in NOT_RUN_HERE:
             continue
         answer = run(shlex.split(command), folder)
         assert_shown(answer.stdout, shown)
         ran.append(command)
-    assert len(ran) >= 6
+    assert len(ran) == count
+
+
+def test_commands_about_a_run_print_what_the_page_shows(folder: Path) -> None:
+    submitted = run(["hpcaccel", "submit", "job.yaml", "--cluster", "local", "--wait"], folder)
+    assert submitted.returncode == 0, submitted.stdout
+    for command, shown in shown_commands("docs/runs.md"):
+        assert_shown(run(shlex.split(command), folder).stdout, shown)
+    assert len(shown_commands("docs/runs.md")) == 2
 
 
 @pytest.mark.slow
@@ -122,19 +135,22 @@ def test_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert_shown(answer.stdout.replace(" " + " ".join(small), ""), shown)
 
 
-def test_larger_spec_of_the_readme_is_valid(folder: Path) -> None:
-    (folder / "large.yaml").write_text(blocks("yaml")[1])
+def test_larger_spec_is_valid(folder: Path) -> None:
+    small, large = blocks("yaml", "docs/spec-file.md")
+    assert [small] == blocks("yaml")
+    (folder / "large.yaml").write_text(large)
     answer = run(["hpcaccel", "validate", "large.yaml"], folder)
     assert answer.returncode == 0, answer.stdout
 
 
-def test_function_of_the_readme_returns_its_result(folder: Path) -> None:
-    [program] = blocks("python")
+def test_function_of_the_page_returns_its_result(folder: Path) -> None:
+    [program] = blocks("python", "docs/functions.md")
     (folder / "work.py").write_text(program)
     answer = run([sys.executable, "work.py"], folder)
     assert answer.stdout.splitlines()[-1] == "20", answer.stdout
 
 
 def test_every_relative_link_of_the_readme_has_a_target() -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", (ROOT / "README.md").read_text()):
-        assert (ROOT / target).exists(), target
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", (ROOT / README).read_text())
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+    assert len(targets) > 30

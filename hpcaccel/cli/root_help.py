@@ -43,7 +43,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 TRAINING = "Training"
 TRAINING_LINES = (
     ("from hpcaccel import Accelerator", "In the training script, with your own loop: see docs/training.md."),
-    ("hpcaccel.submit(function, ...)", "Submit from Python: see README.md."),
+    ("hpcaccel.submit(function, ...)", "Submit from Python: see docs/functions.md."),
 )
 
 EXAMPLES = (

@@ -1,4 +1,5 @@
-"""The section "Look" of README.md, done as it says by a new user: a login node with sshd, its tunnels, a browser."""
+"""The section "Look" of README.md, and "Other ways in" of docs/service.md, done by a new user as they say: a login node
+with sshd, its tunnels, a browser."""
 
 from __future__ import annotations
 
@@ -29,8 +30,15 @@ from .login_node import REPOSITORY, LoginNode, free_port, wait_for
 
 pytestmark = pytest.mark.chaos
 
-LOOK = (REPOSITORY / "README.md").read_text().partition("\n## Look\n")[2].partition("\n## ")[0]
-ROWS = dict(re.findall(r"^\| ([^|]+?) \| (.+?) \|$", LOOK, re.MULTILINE))
+
+def section(page: str, title: str) -> str:
+    return (REPOSITORY / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+LOOK = section("README.md", "Look")
+ROWS = dict(
+    re.findall(r"^\| ([^|]+?) \| (.+?) \|$", LOOK + section("docs/service.md", "Other ways in"), re.MULTILINE)
+)
 TRAINS = 'import time\nprint("step 1", flush=True)\ntime.sleep(600)\n'
 GPT = "name: gpt\nentrypoint: {script: train.py}\nslurm: {time: '20:00'}\nruntime: {stop: signals}\n"
 
@@ -152,7 +160,7 @@ def test_a_socket_through_a_tunnel(place: Place) -> None:
             shows(f"http://localhost:{port}/", ".run-name", "gpt")
             with Client(f"http://localhost:{port}") as client:
                 assert [row.name for row in client.runs().runs] == ["gpt"]
-        found = json.loads(place.run(command_of("other programs").removeprefix("REST: ")))
+        found = json.loads(place.run(command_of("other programs")))
         assert [row["name"] for row in found["runs"]] == ["gpt"]
 
 
