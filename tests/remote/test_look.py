@@ -36,9 +36,7 @@ def section(page: str, title: str) -> str:
 
 
 LOOK = section("README.md", "Look")
-ROWS = dict(
-    re.findall(r"^\| ([^|]+?) \| (.+?) \|$", LOOK + section("docs/service.md", "Other ways in"), re.MULTILINE)
-)
+ROWS = dict(re.findall(r"^\| ([^|]+?) \| (.+?) \|$", section("docs/service.md", "Other ways in"), re.MULTILINE))
 TRAINS = 'import time\nprint("step 1", flush=True)\ntime.sleep(600)\n'
 GPT = "name: gpt\nentrypoint: {script: train.py}\nslurm: {time: '20:00'}\nruntime: {stop: signals}\n"
 
