@@ -71,7 +71,9 @@ def test_recording_has_no_names_of_the_machine() -> None:
 
 
 def test_live_display_becomes_states_of_lines() -> None:
-    played = recording((0.0, "one\r\n"), (1.0, "\x1b[1mstep 1\x1b[0m"), (1.5, "\r\x1b[2K\x1b[2mstep 2\x1b[0m\n\x1b[?25l"))
+    played = recording(
+        (0.0, "one\r\n"), (1.0, "\x1b[1mstep 1\x1b[0m"), (1.5, "\r\x1b[2K\x1b[2mstep 2\x1b[0m\n\x1b[?25l")
+    )
     assert list(screen_lines(played, [0.0, 1.0, 1.5])) == [
         Line(1, (Run(0, " ", "default", False, True),), 0.0, 1.0),
         Line(1, (Run(0, "step 1", "default", True, False), Run(6, " ", "default", False, True)), 1.0, 1.5),

@@ -7,24 +7,32 @@ from html import escape
 
 __all__ = ["overview_picture"]
 
-WIDTH, HEIGHT = 920, 322
-SPEC = ("name: gpt", "entrypoint:", "  script: train.py", "slurm:", "  nodes: 2", "  gpus_per_node: 2", "  time: 24:00:00")
+WIDTH, HEIGHT = 920, 316
+SPEC = (
+    "name: gpt",
+    "entrypoint:",
+    "  script: train.py",
+    "slurm:",
+    "  nodes: 2",
+    "  gpus_per_node: 2",
+    "  time: 24:00:00",
+)
 RANKS = 4
 STEP = 14
 """Width of a step, with the space behind it."""
 LANES = 92
 """Where the lane of rank 0 begins, from the top."""
 LANE = 26
-FIRST, SECOND = 262, 656
+FIRST, SECOND = 256, 652
 """Left edges of the two attempts."""
-STEPS = 14
+STEPS = 13
 ALLOCATION = STEPS * STEP + 58
 SIGNAL_STEP = STEPS - 3
 """The step of attempt 1 during which the signal arrives."""
 
 STYLE = """\
 .page{fill:#fff;stroke:#d1d9e0}.box{fill:#f6f8fa;stroke:#d1d9e0}.text{fill:#1f2328}.note{fill:#59636e}
-.step{fill:#54aeff}.last{fill:#bf5700}.line{stroke:#8c959f;fill:none}.stop{stroke:#bf5700;fill:none}.warn{fill:#bf5700}
+.step{fill:#54aeff}.last{fill:#bf5700}.line{stroke:#8c959f;fill:none}.waits{stroke-dasharray:2 5}.stop{stroke:#bf5700;fill:none}.warn{fill:#bf5700}
 .good{fill:#1a7f37}.kept{fill:#dafbe1;stroke:#1a7f37}.back{stroke:#1a7f37;fill:none}
 text{font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
 .code{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre}
@@ -35,8 +43,8 @@ text{font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
 .good{fill:#3fb950}.kept{fill:#12261e;stroke:#3fb950}.back{stroke:#3fb950}
 }"""
 LABEL = (
-    "A spec file is submitted. Four ranks train on two nodes. At a preemption all of them stop at the same step and save "
-    "a checkpoint. The job waits in the queue, and continues on other nodes at the next step."
+    "A spec file is submitted. Four ranks train on two nodes. At a preemption all of them stop at the same step and "
+    "save a checkpoint. The job waits in the queue, and continues on other nodes at the next step."
 )
 
 
@@ -118,24 +126,23 @@ def _signal() -> Iterator[str]:
 def _queue() -> Iterator[str]:
     middle = LANES + RANKS * LANE / 2
     start, end = FIRST + ALLOCATION, SECOND
-    yield f'<path class="line" stroke-width="1.6" stroke-dasharray="2 5" marker-end="url(#tip)" d="M{start + 8} {middle:g}H{end - 8}"/>'
+    yield _arrow(f"M{start + 8} {middle:g}H{end - 8}", "line waits")
     yield _text((start + end) / 2, middle - 10, "requeued, waits", "note", "middle")
     yield _text((start + end) / 2, middle + 20, "for nodes", "note", "middle")
 
 
 def _checkpoint() -> Iterator[str]:
     """The checkpoint below the two attempts: written at the last step of the first one, loaded by the second one."""
-    top, width = 252, 236
-    left = (FIRST + ALLOCATION + SECOND - width) / 2
-    x = _step_x(FIRST, STEPS - 1) + (STEP - 3) / 2
+    left, top, width = 432, 252, 232
+    saves = _step_x(FIRST, STEPS - 1) + (STEP - 3) / 2
+    loads = left + width + 28
     below = _bottom() + 12
     yield _box(left, top, width, 46, "kept")
     yield _text(left + width / 2, top + 20, "checkpoint of step 134", "text bold", "middle")
     yield _text(left + width / 2, top + 37, "a shard of each rank, then one rename", "note", "middle")
-    yield _arrow(f"M{x:g} {below:g}V{top + 23}H{left - 6:g}", "stop")
-    yield _text(x - 10, top + 10, "all ranks stop", "warn", "end")
-    yield _text(x - 10, top + 27, "at step 134 and save", "warn", "end")
-    back = SECOND + 54
-    yield _arrow(f"M{left + width:g} {top + 23}H{back}V{below:g}", "back")
-    yield _text(back + 10, top + 10, "continues at the next step: same", "good")
-    yield _text(back + 10, top + 27, "data order, same random numbers", "good")
+    yield _arrow(f"M{saves:g} {below:g}V{top - 3}", "stop")
+    yield _text(saves - 10, below + 14, "all ranks stop", "warn", "end")
+    yield _text(saves - 10, below + 31, "at step 134 and save", "warn", "end")
+    yield _arrow(f"M{left + width + 4} {top + 23}H{loads}V{below:g}", "back")
+    for number, line in enumerate(("continues at the next step,", "with the same data order", "and random numbers")):
+        yield _text(loads + 10, below + 28 + 17 * number, line, "good")

@@ -78,7 +78,7 @@ class Recorder:
         return process.wait()
 
     def _read(self, master: int) -> None:
-        """Record all output until the program has closed its terminal. A display that draws the same again is left out."""
+        """Record all output until the program has closed its terminal, but not a display that draws the same again."""
         decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
         before = b""
         while True:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["OUTPUT", "Recording", "TYPED"]
+__all__ = ["OUTPUT", "TYPED", "Recording"]
 
 OUTPUT = "o"
 TYPED = "m"
