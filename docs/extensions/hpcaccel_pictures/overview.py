@@ -23,16 +23,17 @@ STEP = 14
 LANES = 92
 """Where the lane of rank 0 begins, from the top."""
 LANE = 26
-FIRST, SECOND = 256, 652
+FIRST, SECOND = 254, 648
 """Left edges of the two attempts."""
 STEPS = 13
-ALLOCATION = STEPS * STEP + 58
+ALLOCATION = STEPS * STEP + 62
 SIGNAL_STEP = STEPS - 3
 """The step of attempt 1 during which the signal arrives."""
 
 STYLE = """\
 .page{fill:#fff;stroke:#d1d9e0}.box{fill:#f6f8fa;stroke:#d1d9e0}.text{fill:#1f2328}.note{fill:#59636e}
-.step{fill:#54aeff}.last{fill:#bf5700}.line{stroke:#8c959f;fill:none}.waits{stroke-dasharray:2 5}.stop{stroke:#bf5700;fill:none}.warn{fill:#bf5700}
+.step{fill:#54aeff}.last{fill:#bf5700}.line{stroke:#8c959f;fill:none}.waits{stroke-dasharray:2 5}
+.stop{stroke:#bf5700;fill:none}.warn{fill:#bf5700}
 .good{fill:#1a7f37}.kept{fill:#dafbe1;stroke:#1a7f37}.back{stroke:#1a7f37;fill:none}
 text{font:13px system-ui,-apple-system,"Segoe UI",Helvetica,Arial,sans-serif}
 .code{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre}
@@ -55,8 +56,7 @@ def overview_picture() -> str:
         f'role="img" aria-label="{LABEL}">',
         f"<title>{LABEL}</title>",
         f"<style>{STYLE}</style>",
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="context-stroke"/></marker></defs>',
+        *_tips(),
         f'<rect class="page" x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="8"/>',
         *_spec(),
         *_attempt(FIRST, "attempt 1 on n1, n2", stops=True),
@@ -77,8 +77,17 @@ def _box(x: float, y: float, width: float, height: float, style: str = "box") ->
     return f'<rect class="{style}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6"/>'
 
 
+def _tips() -> Iterator[str]:
+    """The tips of arrows, in the colour of each style of lines."""
+    for line, style in (("line", "note"), ("stop", "warn"), ("back", "good")):
+        yield (
+            f'<marker id="{line}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            f'<path class="{style}" d="M0 0L8 4L0 8z"/></marker>'
+        )
+
+
 def _arrow(path: str, style: str = "line") -> str:
-    return f'<path class="{style}" stroke-width="1.6" marker-end="url(#tip)" d="{path}"/>'
+    return f'<path class="{style}" stroke-width="1.6" marker-end="url(#{style.split()[0]})" d="{path}"/>'
 
 
 def _bottom() -> float:
@@ -114,7 +123,7 @@ def _attempt(left: int, title: str, *, stops: bool) -> Iterator[str]:
 
 
 def _step_x(left: int, step: int) -> int:
-    return left + 50 + step * STEP
+    return left + 56 + step * STEP
 
 
 def _signal() -> Iterator[str]:
@@ -139,7 +148,7 @@ def _checkpoint() -> Iterator[str]:
     below = _bottom() + 12
     yield _box(left, top, width, 46, "kept")
     yield _text(left + width / 2, top + 20, "checkpoint of step 134", "text bold", "middle")
-    yield _text(left + width / 2, top + 37, "a shard of each rank, then one rename", "note", "middle")
+    yield _text(left + width / 2, top + 37, "a shard per rank, then one rename", "note", "middle")
     yield _arrow(f"M{saves:g} {below:g}V{top - 3}", "stop")
     yield _text(saves - 10, below + 14, "all ranks stop", "warn", "end")
     yield _text(saves - 10, below + 31, "at step 134 and save", "warn", "end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -38,7 +39,7 @@ def record_preempted_run() -> Recording:
     """Start a cluster of two nodes, submit the job, preempt it, and record the terminal until the run has completed.
 
     Raises:
-        RuntimeError: the run did not complete in two attempts without a lost step.
+        RuntimeError: the run did not complete in two attempts without a lost step, or the output names this machine.
     """
     with _cluster() as (folder, environment):
         title = f"hpcaccel submit {SPEC} --wait"
@@ -51,7 +52,10 @@ def record_preempted_run() -> Recording:
         status = _status(environment)
         if (code, status.get("attempts"), status.get("steps_lost")) != (0, 2, 0):
             raise RuntimeError(f"the run was to complete in two attempts: exit code {code}, {status}")
-        return recorder.recording.with_replaced({str(folder): SHOWN_FOLDER, socket.gethostname(): "login1"})
+        recording = recorder.recording.with_replaced({str(folder): SHOWN_FOLDER, str(ROOT): "~/hpcaccel"})
+        if any(re.search(rf"\b{re.escape(socket.gethostname())}\b", text) for _, _, text in recording.events):
+            raise RuntimeError(f"the output has the name of this machine, {socket.gethostname()}")
+        return recording
 
 
 @contextmanager
