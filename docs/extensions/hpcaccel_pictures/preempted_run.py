@@ -24,7 +24,7 @@ from hpcaccel_pictures.recording import Recording
 __all__ = ["record_preempted_run"]
 
 ROOT = Path(__file__).resolve().parents[3]
-CLUSTER = ROOT / "docker" / "cluster"
+CLUSTER = str(ROOT / "docker" / "cluster")
 SPEC = "jobs/gpt/job.yaml"
 COLUMNS, ROWS = 92, 40
 SHOWN_FOLDER = "/scratch/ada"
