@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hpcaccel import checkpoint_files
 from hpcaccel.core.durable_files import read_lines
@@ -326,7 +327,7 @@ def schedule(faults: int, seed: int, *, memory: bool = False) -> list[str]:
 def train(
     run: Scenario, *words: str, epochs: int, strategy: str, faults: int, every_steps: int, memory: bool = False
 ) -> None:
-    extra = memory_faults.SETTINGS if memory else {"checkpoint": {}, "resilience": {}}
+    extra: dict[str, dict[str, Any]] = memory_faults.SETTINGS if memory else {"checkpoint": {}, "resilience": {}}
     run.train(
         "--epochs", str(epochs), *words,
         runtime={"strategy": strategy},

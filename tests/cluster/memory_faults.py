@@ -12,7 +12,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcaccel.checkpoint.snapshot_parts import SnapshotKey
 from hpcaccel.checkpoint_files import snapshot_folder
@@ -23,7 +23,7 @@ from .dev_cluster import wait_until
 if TYPE_CHECKING:
     from .chaos import Chaos
 
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "checkpoint": {"snapshot_every_steps": 1, "snapshot_replicas": 1},
     "resilience": {"warm_restart": "auto"},
 }

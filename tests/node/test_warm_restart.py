@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def test_more_ranks_than_open_files_have_no_warm_parents(monkeypatch: pytest.Mon
         "spec": {"resilience": {"warm_restart": "auto"}},
         "launch": {**values, "ranks_per_node": 8, "stop": "signals"},
     }
-    launch = launch_of(document, source="spec.json")
+    launch = launch_of(document, source=Path("spec.json"))
     for limit, why in ((1024, ""), (899, "800 ranks and at most 899 open files (ulimit -n)")):
         monkeypatch.setattr(warm_ranks, "_most_files", lambda limit=limit: limit)
         assert warm_ranks.why_not_warm(launch) == why

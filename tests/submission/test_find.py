@@ -175,7 +175,7 @@ def test_later_read_of_a_process_reads_only_new_runs(project: Project, monkeypat
     project.queue()
     (first,) = known.read()
     project.queue()
-    read, real = [], find.read_record
+    read, real = [], read_record
     monkeypatch.setattr(find, "read_record", lambda run: read.append(run.path) or real(run))
     again, second = known.read()
     assert again is first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def test_a_killed_run_tells_its_end_when_somebody_looks(run: RunDir, monkeypatch
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The directories for which a process was started. None is."""
     found: list[str] = []
-    monkeypatch.setattr(overdue_notices.subprocess, "run", lambda words, **_: found.append(words[-3]))
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: found.append(words[-3]))
     return found
 
 
