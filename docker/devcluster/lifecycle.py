@@ -123,8 +123,8 @@ def _stop(state: State) -> None:
 
 
 def _cut_power(state: State, node: str) -> None:
-    """Stop all processes of a node before any of them is killed: in a power cut none outlives another one. srun's second
-    process would otherwise cancel its step when srun is gone.
+    """Stop all processes of a node before any of them is killed: in a power cut none outlives another one. Otherwise
+    srun's second process would cancel its step when srun is gone.
 
     The youngest is killed first, since the kernel continues stopped processes whose parents have ended (SIGCONT).
     """
