@@ -62,6 +62,7 @@ def record_preempted_run() -> Recording:
 def _cluster() -> Iterator[tuple[Path, dict[str, str]]]:
     """A cluster in a folder of its own; the environment of a shell that uses it."""
     folder = Path(tempfile.mkdtemp(prefix="hpcaccel-pictures-", dir="/var/tmp"))
+    folder.chmod(0o755)  # munge requires that its socket is accessible to all users
     root = ["--root", str(folder / "cluster")]
     try:
         subprocess.run([CLUSTER, "up", *root, "--nodes", "2"], check=True)
