@@ -117,7 +117,7 @@ docs: venv  ## The site, in build/docs: warnings are errors, links and anchors a
 pictures: venv $(if $(RECORD),slurm)  ## The README's pictures, from the recorded run; RECORD=1 records another run first
 	PYTHONPATH=docs/extensions $(BIN)/python -m hpcaccel_pictures $(if $(RECORD),--record)
 
-generated: venv  ## Files made from the code: JSON Schemas, man pages, the table of shell completion, the site's drawings
+generated: venv  ## Files made from the code: JSON Schemas, man pages, the table of shell completion
 	$(BIN)/hpcaccel schema > docs/job.schema.json
 	$(BIN)/hpcaccel schema --sweep > docs/sweep.schema.json
 	PYTHONPATH=docs/extensions $(BIN)/python -m hpcaccel_site.generated_files
