@@ -22,7 +22,7 @@ from hpcaccel.core.launch_spec import (
 )
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.spec.job.training_fields import ResilienceSection
+from hpcaccel.spec.job.resilience_fields import ResilienceSection
 from hpcaccel.submission.jobs.run_state import read_record
 
 FULL = LaunchSpec(

@@ -142,7 +142,7 @@ def show_sweep(sweep: Sweep, *, json: bool) -> None:
     if now.ended:
         from hpcaccel.submission.runs.overdue_notices import send_overdue_notices
 
-        send_overdue_notices(sweep.dir, sweep.worker_status(patient=True))
+        send_overdue_notices(sweep.dir, now)
     if json:
         print_json(now.to_json())
         return

@@ -38,7 +38,7 @@ SPEC_JSON_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """The ``resilience`` section of the spec; see ``spec.job.training_fields.ResilienceSection`` for the fields.
+    """The ``resilience`` section of the spec; see ``spec.job.resilience_fields.ResilienceSection`` for the fields.
 
     A field that is missing from a stored section takes its default here: older releases had no ``preflight``.
     """

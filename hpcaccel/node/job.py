@@ -70,9 +70,11 @@ class Job:
             self.launch = dataclasses.replace(self.launch, nodes=len(self.placement.nodes))
 
     def watch_batch_host(self) -> None:
-        """Keep the step running that watches the node of the batch step, if the job needs one."""
+        """Keep the step running that watches the node of the batch step, if the job needs one. It is on a node of the
+        ranks if possible: the loss of that node ends the attempt, and so is noticed."""
         if self.host_watch is not None:
-            self.host_watch.look(self.placement.nodes)
+            ranks = self.placement.nodes
+            self.host_watch.look([*(node for node in self.allocation.nodes if node not in ranks), *ranks])
 
     def prepare_submitit(self) -> None:
         """In a run of a Python function: remove the results of earlier attempts, which submitit would accept, and link

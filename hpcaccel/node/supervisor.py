@@ -269,6 +269,7 @@ class Supervisor:
         return self._requeue(Verdict(reason="failed", decision="requeue", detail=detail))
 
     def _set_up_nodes(self) -> int | None:
+        self.job.watch_batch_host()  # the lines may take long
         launch = self.job.launch
         # Spare nodes are set up, too: a failure may move the ranks to them.
         nodes = len(self.job.allocation.nodes) if launch.resilience.outlives_nodes else launch.nodes

@@ -91,7 +91,7 @@ def _directives(
     options: list[tuple[str, str | None]] = [("job-name", spec.name), *_nodes(spec, left_out)]
     options += spec.notify.mail_options()
     options.append(_requeue(spec))
-    if spec.resilience.spare_nodes or spec.resilience.on_node_loss == "shrink":
+    if spec.resilience.outlives_nodes:
         options.append(("no-kill", None))
     options.append(("signal", f"B:USR2@{spec.warning_seconds}"))
     options.append(("open-mode", "append"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +15,11 @@ from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
 from hpcaccel.core.records import AttemptEnd, AttemptStart
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.node.allocation.scheduler_view import SchedulerView
 from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
 from hpcaccel.node.chain import ChainedAllocation
 from hpcaccel.node.failures.exclusion import Exclusions, Placement
+from hpcaccel.node.job import Job
 from hpcaccel.node.ledger import Ledger
 from hpcaccel.slurm import JobState
 from hpcaccel.slurm.states import JobInfo, PartitionInfo
@@ -283,3 +288,45 @@ def test_ranks_of_a_job_that_may_shrink_go_on_with_the_nodes_that_are_left(run: 
     assert placement.excludable(["n2"]) == (("n2",), True)
     assert (placement.nodes, placement.is_complete) == (["n1", "n3"], True)
     assert placement.excludable(["n3"])[1] is False
+
+
+def test_watch_of_the_batch_host_is_on_another_node(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the ranks if possible; a job whose ranks use one node has only its spare node for this."""
+    calls = tmp_path / "calls"
+    (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$*" >> {calls}\nexec sleep 60\n')
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    launch = LaunchSpec(
+        kind="program", program=["x"], workdir="/", backend="slurm", nodes=1, ranks_per_node=1, stop="signals",
+        resilience=limits(spare_nodes=1),
+    )  # fmt: skip
+    for nodes, ranks, expected in ((["n1", "n2", "n3"], 2, "n2"), (["n1", "n2"], 1, "n2")):
+        allocation = SimpleNamespace(nodes=nodes, job_id="45", restart_count=0, jobs=("45",))
+        job = Job(
+            run=run, launch=replace(launch, nodes=ranks), allocation=allocation, ledger=Ledger.of(run),
+            scheduler=SchedulerView(allocation),
+        )  # type: ignore[arg-type]  # fmt: skip
+        for _ in range(2):
+            job.watch_batch_host()
+        assert job.host_watch is not None
+        assert job.host_watch._process is not None
+        while not calls.exists():
+            time.sleep(0.01)
+        job.host_watch._process.kill()
+        job.host_watch._process.wait()
+        [line] = calls.read_text().splitlines()
+        assert f"--nodelist={expected} --overlap" in line
+        assert line.endswith(f"watch-batch-host {run.path} 45 0")
+        calls.unlink()
+
+
+def test_nothing_is_watched_in_jobs_that_end_with_a_node(run: RunDir) -> None:
+    allocation = SimpleNamespace(nodes=["n1", "n2"], job_id="45", restart_count=0, jobs=("45",))
+    launch = LaunchSpec(
+        kind="program", program=["x"], workdir="/", backend="slurm", nodes=2, ranks_per_node=1, stop="signals"
+    )
+    job = Job(run=run, launch=launch, allocation=allocation, ledger=Ledger.of(run), scheduler=SchedulerView(allocation))  # type: ignore[arg-type]
+    assert job.host_watch is None

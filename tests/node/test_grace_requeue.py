@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hpcaccel.errors import SlurmCommandError
-from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation, requeued_at_its_end
+from hpcaccel.node.allocation.requeue_at_end import requeued_at_its_end
+from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
 from hpcaccel.slurm.states import JobInfo, JobState, PartitionInfo
 from tests.slurm.fake_slurm import FakeSlurm
 

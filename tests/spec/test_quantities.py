@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hpcaccel.spec.job import node_counts
 from hpcaccel.spec.job import quantities as q
 
 
@@ -75,26 +76,26 @@ def test_invalid_memory_size_is_refused(text: str) -> None:
     ],
 )
 def test_nodes_are_converted_to_canonical_form_and_range(text: str, canonical: str, span: tuple[int, int]) -> None:
-    assert q.canonical_nodes(text) == canonical
-    assert q.node_range(canonical) == span
+    assert node_counts.canonical_nodes(text) == canonical
+    assert node_counts.node_range(canonical) == span
 
 
 @pytest.mark.parametrize(("few", "more"), [("2", "3"), ("2-4", "3-5"), ("1,2,4-8:2", "2,3,5-9:2")])
 def test_spare_nodes_are_added_to_each_size(few: str, more: str) -> None:
-    assert q.more_nodes(few, 1) == more
+    assert node_counts.more_nodes(few, 1) == more
 
 
 @pytest.mark.parametrize(
     ("text", "sizes"), [("2", [[2, 2, 1]]), ("2-4", [[2, 4, 1]]), ("1,2,4-8:2", [[1, 1, 1], [2, 2, 1], [4, 8, 2]])]
 )
 def test_sizes_of_a_node_count(text: str, sizes: list[list[int]]) -> None:
-    assert q.node_sizes(text) == sizes
+    assert node_counts.node_sizes(text) == sizes
 
 
 @pytest.mark.parametrize("text", ["", "0", "4-2", "two", "-2", "2-", "1:2", "2-4:0", "1.5"])
 def test_invalid_number_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a number of nodes"):
-        q.canonical_nodes(text)
+        node_counts.canonical_nodes(text)
 
 
 @pytest.mark.parametrize(
@@ -153,12 +154,12 @@ def test_canonical_memory_keeps_its_value(megabytes: int) -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 10**4), st.integers(0, 50)), min_size=1, max_size=4))
 def test_canonical_node_counts_keep_their_range(parts: list[tuple[int, int]]) -> None:
-    canonical = q.canonical_nodes(",".join(f"{low}-{low + more}" for low, more in parts))
-    assert q.canonical_nodes(canonical) == canonical
-    assert q.node_range(canonical) == (min(low for low, _ in parts), max(low + more for low, more in parts))
+    canonical = node_counts.canonical_nodes(",".join(f"{low}-{low + more}" for low, more in parts))
+    assert node_counts.canonical_nodes(canonical) == canonical
+    assert node_counts.node_range(canonical) == (min(low for low, _ in parts), max(low + more for low, more in parts))
 
 
-FORMS = (q.canonical_time, q.canonical_memory, q.canonical_nodes, q.canonical_gpus, q.canonical_gres)
+FORMS = (q.canonical_time, q.canonical_memory, node_counts.canonical_nodes, q.canonical_gpus, q.canonical_gres)
 
 
 @given(st.sampled_from(FORMS), st.text(alphabet="0123456789-:,.kKmMGT a", max_size=12) | st.text(max_size=12))

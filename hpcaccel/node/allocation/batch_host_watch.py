@@ -30,8 +30,9 @@ LOOK_SECONDS = 30.0
 """Interval of the queries to Slurm."""
 RESTART_SECONDS = 60.0
 """Shortest interval between two starts of the watching step."""
-_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that Slurm or a user sends to all processes of the job."""
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that a user may send to all processes of the job. SIGTERM ends this process: otherwise the end of each job
+would wait for Slurm's SIGKILL."""
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,8 @@ class BatchHostWatch:
         self._due = 0.0
 
     def look(self, nodes: Sequence[str]) -> None:
-        """Start the step on the last of ``nodes`` unless it is running. Called about once a second."""
+        """Start the step unless it is running, on the last of ``nodes`` that is not this one. Called about once a
+        second."""
         here = os.environ.get("SLURMD_NODENAME")
         others = [node for node in nodes if node != here]
         if not others or time.monotonic() < self._due:

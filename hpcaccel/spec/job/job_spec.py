@@ -14,12 +14,13 @@ from hpcaccel.core.run_dir import RUN_DIR
 from hpcaccel.spec.job.component_fields import ComponentName, ComponentSection
 from hpcaccel.spec.job.entrypoint import EntrypointSection
 from hpcaccel.spec.job.environment_fields import CodeSection, ContainerSection, EnvironmentSection, StageSection
-from hpcaccel.spec.job.fields import Conflict, PathText, Section, checked_text, empty_list, section_field
+from hpcaccel.spec.job.fields import Conflict, PathText, Section, checked_text, empty_list, part_of, section_field
+from hpcaccel.spec.job.node_counts import more_nodes, node_sizes
 from hpcaccel.spec.job.notify_fields import NotifySection, mail_conflicts
-from hpcaccel.spec.job.quantities import more_nodes, node_sizes
+from hpcaccel.spec.job.resilience_fields import ResilienceSection, node_loss_conflicts
 from hpcaccel.spec.job.sharing_field import Sharing, sharing_field
 from hpcaccel.spec.job.slurm import SlurmSection, SrunSection
-from hpcaccel.spec.job.training_fields import CheckpointSection, ResilienceSection, RuntimeSection
+from hpcaccel.spec.job.training_fields import CheckpointSection, RuntimeSection
 from hpcaccel.spec.job.watch_fields import pattern_of
 from hpcaccel.spec.yaml12 import PlainScalar
 
@@ -32,7 +33,6 @@ __all__ = [
     "Dependency",
     "JobSpec",
     "parse_dependency",
-    "part_of",
 ]
 
 
@@ -93,12 +93,6 @@ def _name(value: Any) -> str:
     return text
 
 
-def part_of(values: dict[str, Any], key: str) -> Mapping[str, Any]:
-    """The section ``key`` of ``values``, which may not be validated yet; empty if the section is not a mapping."""
-    section = values.get(key)
-    return dict(section) if isinstance(section, Section | Mapping) else {}
-
-
 def _watch_conflicts(values: dict[str, Any]) -> list[Conflict]:
     """Conflicts of the settings for programs with checkpoints of their own."""
     checkpoint, entrypoint = part_of(values, "checkpoint"), part_of(values, "entrypoint")
@@ -119,23 +113,6 @@ def _watch_conflicts(values: dict[str, Any]) -> list[Conflict]:
     if values.get("container") is not None and not place.startswith(RUN_DIR):
         advice = f"must be below {RUN_DIR} with a container: other paths differ inside and outside of it"
         found.append(Conflict("checkpoint.watch", advice))
-    return found
-
-
-def _node_loss_conflicts(values: dict[str, Any]) -> list[Conflict]:
-    """Conflicts of the settings for jobs that continue without a node that fails."""
-    resilience, components = part_of(values, "resilience"), values.get("components")
-    wanted = [key for key in ("spare_nodes", "on_node_loss") if resilience.get(key) not in (None, 0, "requeue")]
-    found = []
-    if isinstance(components, Mapping) and components:
-        advice = "cannot be combined with components: Slurm ends a heterogeneous job whole. Remove one of them"
-        found += [Conflict(f"resilience.{key}", advice) for key in wanted]
-    if "on_node_loss" in wanted and not set(str(part_of(values, "slurm").get("nodes", "1"))) & set("-,"):
-        advice = "shrink needs several sizes in slurm.nodes: write a range such as 3-4, or a list of sizes"
-        found.append(Conflict("resilience.on_node_loss", advice))
-    if "on_node_loss" in wanted and part_of(values, "entrypoint").get("function") is not None:
-        advice = "shrink supports only programs: the results of a function belong to a fixed number of ranks"
-        found.append(Conflict("resilience.on_node_loss", advice))
     return found
 
 
@@ -203,7 +180,7 @@ class JobSpec(Section):
                 "cannot be combined with components: a chain does not support heterogeneous jobs. Remove one of them"
             )
             found.append(Conflict("resilience.chain", advice))
-        found += _node_loss_conflicts(values)
+        found += node_loss_conflicts(values)
         found += _watch_conflicts(values)
         found += mail_conflicts(values)
         if values.get("container") is None:

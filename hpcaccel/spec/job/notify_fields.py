@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field
 
-from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Variable, Word
+from hpcaccel.spec.job.fields import Conflict, Flag, PathText, Section, Variable, Word, part_of
 
 if TYPE_CHECKING:
     from hpcaccel.core.launch_spec import NoticePolicy
@@ -83,10 +83,7 @@ class NotifySection(Section):
 
 def mail_conflicts(values: Mapping[str, Any]) -> list[Conflict]:
     """Conflicts of ``notify`` with other sections of a job spec, which may not be validated yet."""
-    sections = {key: values.get(key) for key in ("notify", "slurm", "environment")}
-    notify, slurm, environment = (
-        dict(part) if isinstance(part, Section | Mapping) else {} for part in sections.values()
-    )
+    notify, slurm, environment = (part_of(values, key) for key in ("notify", "slurm", "environment"))
     found = []
     if notify.get("mail") is not None:
         for key in ("mail_type", "mail_user"):

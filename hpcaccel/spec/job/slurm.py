@@ -24,6 +24,7 @@ from hpcaccel.spec.job.fields import (
     checked_text,
     text_list,
 )
+from hpcaccel.spec.job.node_counts import node_range
 from hpcaccel.spec.job.quantities import HETEROGENEOUS, OWNED_FLAGS, extra_advice, owned_by_srun
 from hpcaccel.spec.yaml12 import PlainScalar
 
@@ -186,11 +187,11 @@ class Resources(Section):
 
     @property
     def min_nodes(self) -> int:
-        return quantities.node_range(self.nodes)[0]
+        return node_range(self.nodes)[0]
 
     @property
     def max_nodes(self) -> int:
-        return quantities.node_range(self.nodes)[1]
+        return node_range(self.nodes)[1]
 
     @property
     def mem_megabytes(self) -> int | None:

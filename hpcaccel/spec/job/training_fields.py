@@ -1,17 +1,15 @@
-"""Sections ``runtime``, ``checkpoint`` and ``resilience`` of a job spec."""
+"""Sections ``runtime`` and ``checkpoint`` of a job spec."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from hpcaccel.spec.job.fields import (
-    Conflict,
     Count,
     Flag,
     Natural,
     PathText,
     Positive,
-    Requeue,
     Section,
     Seed,
     Word,
@@ -20,7 +18,7 @@ from hpcaccel.spec.job.fields import (
 )
 from hpcaccel.spec.job.watch_fields import PresetName, WatchSection, watch_setting
 
-__all__ = ["CheckpointSection", "DeepSpeedSection", "FsdpSection", "ResilienceSection", "RuntimeSection"]
+__all__ = ["CheckpointSection", "DeepSpeedSection", "FsdpSection", "RuntimeSection"]
 
 
 class FsdpSection(Section):
@@ -219,102 +217,3 @@ class CheckpointSection(Section):
         "count as progress for the caps, and as the newest checkpoint in `status` and for entrypoint.resume_args.",
         examples=["transformers", {"glob": "out/checkpoint-*", "complete": "trainer_state.json"}],
     )
-
-
-class ResilienceSection(Section):
-    """What happens after preemptions, at the time limit and after failures."""
-
-    requeue: Requeue = Field(
-        default=True,
-        description="Requeue the job after a preemption or at the time limit. expedite: without delay, and after the "
-        "loss of a node ahead of all other jobs, through Slurm's --requeue=expedite (25.11 and later, with "
-        "enable_expedited_requeue in SlurmctldParameters). The batch job then always ends with exit code 0.",
-    )
-    warning_seconds: Count = Field(
-        default=120,
-        description="How many seconds before the time limit the ranks are requested to save and exit; more if the "
-        "slowest save and two steps, as measured, take longer. Slurm can send its signal up to 60 s earlier. At most "
-        "half of the time limit.",
-    )
-    max_failures: Natural = Field(
-        default=3,
-        description="Failures after which the run ends. Two failures without a new checkpoint between them also end "
-        "it.",
-    )
-    max_preemptions: Natural | None = Field(
-        default=None, description="Preemptions that a run survives: the next one ends it. null: no limit."
-    )
-    restart_in_place: Natural = Field(
-        default=2, description="How often the ranks are restarted in the same allocation after a failure."
-    )
-    on_node_loss: Literal["requeue", "shrink"] = Field(
-        default="requeue",
-        description="What happens when a node of a running job fails and no spare node is left. shrink: the ranks are "
-        "restarted in the same job on fewer nodes, if slurm.nodes is a range or a list that allows this; until then "
-        "they use as many of the job's nodes as it allows. A requeue, as by `hpcaccel stop --requeue`, brings the full "
-        "number back. The job is submitted with sbatch's --no-kill.",
-    )
-    spare_nodes: Natural = Field(
-        default=0,
-        description="Number of nodes that the job gets in addition to slurm.nodes. They are idle until a node fails: "
-        "then the ranks are restarted in the same job, with a spare node in place of the failed one, and the job does "
-        "not go back to the queue. It is submitted with sbatch's --no-kill. Counts as a restart in place.",
-        examples=[1],
-    )
-    warm_restart: Literal["auto", "off"] = Field(
-        default="off",
-        description="auto: each rank has a parent process that outlives it, imports torch while the first attempt "
-        "trains, and starts the next attempt in the same place by fork, without srun and without the import of torch. "
-        "Commands, torchrun, containers, components, bridges and trials of sweeps have no such parents: their restarts "
-        "begin with new processes.",
-    )
-    preflight: Literal["off", "quick", "full"] = Field(
-        default="quick",
-        description="Checks on each node before the ranks start; a node that fails is excluded. quick: GPUs, disk, "
-        "name resolution. full: also a small all-reduce between all ranks.",
-    )
-    exclude_hours: Positive = Field(
-        default=24, description="How many hours a node is excluded after a failure that it caused."
-    )
-    max_excluded: Natural = Field(default=4, description="Maximum number of nodes excluded at a time; 0: none.")
-    stop_timeout_seconds: Count = Field(
-        default=300,
-        description="How long ranks may take to save and exit after a stop request before they are killed; longer if "
-        "their saves are known to take longer.",
-    )
-    hang_timeout_seconds: Natural | None = Field(
-        default=None,
-        description="If no rank completes a step, reads a batch or completes a collective call for this long, the "
-        "ranks are considered hung: their stacks are recorded, and they are killed and restarted. The limit is three "
-        "times as long for the first step, for loads and saves, and for a single rank. Default: twenty times the "
-        "typical step time, at least 600; 0: hangs are not detected.",
-    )
-    chain: Count | None = Field(
-        default=None,
-        description="Continue in follow-up jobs instead of requeueing, for sites that forbid requeueing or cancel "
-        "preempted jobs (PreemptMode=CANCEL). The value is the maximum number of jobs in a row. After the last one, "
-        "the run continues only when it is resumed.",
-        examples=[10],
-    )
-    chain_ahead: Count = Field(
-        default=2,
-        description="How many follow-up jobs wait in the queue. Each job submits another one when it starts. If sbatch "
-        "is forbidden on compute nodes, set this to chain - 1: submit then submits all of them.",
-    )
-
-    @classmethod
-    def conflicts(cls, values: dict[str, Any]) -> list[Conflict]:
-        found = super().conflicts(values)
-        if values.get("chain") is not None and values.get("requeue") is False:
-            found.append(Conflict("chain", "conflicts with requeue: false: set only one of them"))
-        if values.get("chain") is not None and values.get("requeue") == "expedite":
-            found.append(Conflict("chain", "conflicts with requeue: expedite: set only one of them"))
-        for key in ("spare_nodes", "on_node_loss"):
-            alone = values.get("requeue") is False or values.get("chain") is not None
-            if alone and values.get(key) not in (None, 0, "requeue"):
-                advice = (
-                    "needs resilience.requeue, and no chain: if the job's first node fails, it has to be requeued. "
-                    f"Remove {key}"
-                )
-                found.append(Conflict(key, advice))
-        return found

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from hpcaccel.core.formatting import did_you_mean
 from hpcaccel.spec.job.entrypoint import argument_value
 from hpcaccel.spec.job.fields import Conflict, Count, Natural, Positive, Section, Seed, Word, checked_text
-from hpcaccel.spec.job.job_spec import JobSpec, part_of
+from hpcaccel.spec.job.job_spec import JobSpec
 from hpcaccel.spec.sweep.parameters import Parameter
 from hpcaccel.spec.sweep.pruners import Pruner, PrunerChoice
 
@@ -210,10 +210,6 @@ class SweepFile(JobSpec):
                 "heterogeneous jobs"
             )
             found.append(Conflict("components", advice))
-        for key in ("spare_nodes", "on_node_loss"):
-            if part_of(values, "resilience").get(key) not in (None, 0, "requeue"):
-                advice = "cannot be combined with sweep: after the loss of a node its worker is requeued. Remove it"
-                found.append(Conflict(f"resilience.{key}", advice))
         return found
 
 

@@ -19,7 +19,8 @@ from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.parsing import StartEstimate
 from hpcaccel.spec import ClusterProfile, JobSpec, load_spec, spec_hash
 from hpcaccel.spec.cluster.cluster_facts import Partition, SiteFacts
-from hpcaccel.spec.job.quantities import canonical_nodes, canonical_time
+from hpcaccel.spec.job.node_counts import canonical_nodes
+from hpcaccel.spec.job.quantities import canonical_time
 from hpcaccel.spec.loading.workflow import over_profile, read_jobs
 from hpcaccel.submission.clusters.checks import check_site
 from hpcaccel.submission.clusters.limits import effective_account, groups

@@ -189,17 +189,34 @@ class KnownRuns:
             for path in dict.fromkeys([*self._index.paths(), *_scanned(self._runs_dir or default_runs_dir())]):
                 if (there := _identity(path)) is None or there in found:
                     continue
-                look = DirectoryStat(path, [RunDir(path).record.name])
-                digest, known = self._found.get(path, ("", None))
-                if known is None or digest != look.digest:
-                    known = _look(path, look, names)
-                    digest = look.digest if look.is_settled else ""  # else it is read again: see SETTLING_SECONDS
-                if known is not None:
-                    found[there] = (path, digest, known)
+                if (known := self._look(path, names)) is not None:
+                    found[there] = (path, *known)
             self._found = {path: (digest, known) for path, digest, known in found.values()}
         if names is not None:
             names.write()
         return sorted((known for _, _, known in found.values()), key=lambda known: known.run_id)
+
+    def _look(self, path: str, names: CachedOverview | None) -> tuple[str, FoundRun] | None:
+        """The digest of the record's metadata, and the run at ``path``; None if it was deleted or its record is
+        damaged. No error, so that other runs are listed."""
+        value = names.recall(path) if names is not None else None
+        if names is not None and value is not None and isinstance(value.get("name"), str):
+            name, kind, size = value["name"], value.get("kind", "run"), value.get("array_size")
+            return names.digest_of(path), FoundRun(Path(path), os.path.basename(path), name, kind, size)
+        run = RunDir(path)
+        look = DirectoryStat(path, [run.record.name])
+        digest, known = self._found.get(path, ("", None))
+        if known is not None and digest == look.digest:
+            return digest, known
+        try:
+            record = read_record(run)
+        except (HpcaccelError, OSError):
+            return None
+        if names is not None:
+            names.keep(look, {"name": record.name, "kind": record.kind, "array_size": record.array_size})
+        # Without a digest it is read again by the next look: see SETTLING_SECONDS.
+        digest = look.digest if look.is_settled else ""
+        return digest, FoundRun(run.path, run.run_id, record.name, record.kind, record.array_size)
 
 
 def _scanned(runs_dir: Path) -> Iterator[str]:
@@ -222,20 +239,3 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return facts.st_dev, facts.st_ino
-
-
-def _look(path: str, look: DirectoryStat, names: CachedOverview | None) -> FoundRun | None:
-    """The run at ``path``; None if it was deleted or its record is damaged. No error, so that other runs are listed."""
-    value = names.recall(path) if names is not None else None
-    if value is not None and isinstance(value.get("name"), str):
-        return FoundRun(
-            Path(path), os.path.basename(path), value["name"], value.get("kind", "run"), value.get("array_size")
-        )
-    run = RunDir(path)
-    try:
-        record = read_record(run)
-    except (HpcaccelError, OSError):
-        return None
-    if names is not None:
-        names.keep(look, {"name": record.name, "kind": record.kind, "array_size": record.array_size})
-    return FoundRun(run.path, run.run_id, record.name, record.kind, record.array_size)

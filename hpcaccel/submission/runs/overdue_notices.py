@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from itertools import islice
+from typing import Protocol
 
 from hpcaccel.core.durable_files import read_lines
 from hpcaccel.core.launch_spec import find_launch
@@ -22,14 +23,27 @@ MOST_PROCESSES = 8
 _SETTLED = ("delivered", "given_up")
 
 
-def send_overdue_notices(run: RunDir, status: RunStatus) -> bool:
+class EndedState(Protocol):
+    """What must be known of a run or a sweep: ``RunStatus``, or the overview of a sweep."""
+
+    @property
+    def ended(self) -> bool: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def note(self) -> str: ...
+
+
+def send_overdue_notices(run: RunDir, status: EndedState) -> bool:
     """Start a process that sends the notices of an ended run or sweep that are still due. Returns whether it was
     started. Tasks of an array have a process each.
 
     The process tries each of them once, and reports to the run's ``slurm.log``. This call does not wait for it.
     Only the run's owner sends: a colleague of a shared run has another webhook.
     """
-    if status.tasks and not isinstance(run, SweepDir):
+    if isinstance(status, RunStatus) and status.tasks and not isinstance(run, SweepDir):
         tasks = (send_overdue_notices(run.task(index), task) for index, task in enumerate(status.tasks))
         return bool(list(islice((started for started in tasks if started), MOST_PROCESSES)))
     if not _is_due(run, status):
@@ -41,7 +55,7 @@ def send_overdue_notices(run: RunDir, status: RunStatus) -> bool:
     return True
 
 
-def _is_due(run: RunDir, status: RunStatus) -> bool:
+def _is_due(run: RunDir, status: EndedState) -> bool:
     """Whether a notice may be due: the run sends notices and has ended, and no notice of its end is delivered. For a
     sweep: no earlier process has settled all that its workers wrote."""
     outbox = run.path / OUTBOX

@@ -118,6 +118,10 @@ class CachedOverview:
             self._checked[name] = self._check(name)
         return self._checked[name]
 
+    def digest_of(self, path: str) -> str:
+        """The digest with which the value of the run in ``path`` was cached; ``recall`` has found it valid."""
+        return str(self._known[path]["digest"])
+
     def _check(self, path: str) -> dict[str, Any] | None:
         line = self._known.get(path, {})
         places, value = line.get("places"), line.get("value")
