@@ -130,7 +130,11 @@ def no_memory(chaos: Chaos) -> str:
     wait_until(lambda: len(chaos.run.lines("start")) > ends + 1, "a new attempt", timeout_seconds=WAIT_SECONDS)
     with injectors.injected(chaos.run, rank, "error=ENOSPC", calls=["fallocate"]) as log:
         wait_until(lambda: "INJECTED" in log.read_text(), "a snapshot meets ENOSPC", timeout_seconds=WAIT_SECONDS)
-    return f"rank {killed} killed, then none for rank {rank}"
+    chaos.wait_for_progress()  # without snapshots: this attempt takes no more of them, the next one does
+    ends = len(chaos.run.lines("end"))
+    injectors.signal_rank(chaos.run, killed)
+    chaos.wait_for_end(ends)
+    return f"rank {killed} killed, then none for rank {rank}, rank {killed} killed again"
 
 
 FAULTS: dict[str, Callable[[Chaos], str]] = {
