@@ -335,6 +335,7 @@ def train(
         checkpoint={"every_steps": every_steps, "keep": 3, **extra["checkpoint"]},
         resilience={
             "max_failures": 10 * faults + 10, "restart_in_place": 2, "hang_timeout_seconds": HANG_SECONDS,
+            "max_excluded": 1,  # of 4 nodes: a run of 2 must still start while another node is drained or down
             **extra["resilience"],
         },
     )  # fmt: skip

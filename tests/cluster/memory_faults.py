@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "checkpoint": {"snapshot_every_steps": 1, "snapshot_replicas": 1},
-    # Of four nodes, one may be excluded and one taken away: two are left for the run.
-    "resilience": {"warm_restart": "auto", "max_excluded": 1},
+    "resilience": {"warm_restart": "auto"},
 }
 """What a run has to set so that these faults can strike."""
 WAIT_SECONDS = 60
