@@ -99,6 +99,10 @@ class Client:
         """The traces of torch's profiler, oldest first; ``name`` is empty where there is none yet."""
         return list(self._get(f"runs/{_part(run_id)}/profiles"))
 
+    def trace(self, run_id: str, name: str) -> bytes:
+        """A trace as a file for ui.perfetto.dev: JSON, compressed with gzip. ``name`` is one of ``profiles``."""
+        return self._connection.request("GET", f"runs/{_part(run_id)}/profiles/{quote(name)}")
+
     def checkpoints(self, run_id: str) -> list[dict[str, Any]]:
         """The checkpoints, oldest first."""
         return list(self._get(f"runs/{_part(run_id)}/checkpoints"))

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.remote.login_node import LoginNode, why_no_sshd
+
 from .dev_cluster import Cluster, Lease, program, temporary_root
 from .scenario import Scenario
 from .undisturbed import undisturbed
@@ -68,6 +70,21 @@ def new_root() -> Iterator[Path]:
     """A root for the test's own cluster, which is taken down at the end."""
     with temporary_root() as root:
         yield root
+
+
+@pytest.fixture
+def login(cluster: Cluster, tmp_path: Path) -> Iterator[LoginNode]:
+    """A login node of the cluster; its client has a profile and the facts."""
+    if (reason := why_no_sshd()) is not None:
+        pytest.skip(f"no login node: {reason}")
+    env = {"SLURM_CONF": cluster.env["SLURM_CONF"], "HPCACCEL_QUEUE_SECONDS": "0"}
+    node = LoginNode(tmp_path / "login", path=cluster.login_path, env=env)
+    node.start()
+    try:
+        node.hpcaccel("cluster", "probe", "alps")
+        yield node
+    finally:
+        node.stop()
 
 
 @pytest.fixture

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.remote.login_node import LoginNode, why_no_sshd
+from tests.remote.login_node import LoginNode
 
 from .browsing import SWEEP, Browsing, browsing, spec_of
-from .dev_cluster import Cluster
 from .scenario import PROGRAMS, Scenario
-
-
-@pytest.fixture
-def login(cluster: Cluster, tmp_path: Path) -> Iterator[LoginNode]:
-    """A login node of the cluster; its client has a profile and the facts."""
-    if (reason := why_no_sshd()) is not None:
-        pytest.skip(f"no login node: {reason}")
-    env = {"SLURM_CONF": cluster.env["SLURM_CONF"], "HPCACCEL_QUEUE_SECONDS": "0"}
-    node = LoginNode(tmp_path / "login", path=cluster.login_path, env=env)
-    node.start()
-    try:
-        (node.client / "descends.py").write_text((PROGRAMS / "descends.py").read_text())
-        node.hpcaccel("cluster", "probe", "alps")
-        yield node
-    finally:
-        node.stop()
 
 
 @pytest.mark.chaos
@@ -41,6 +24,7 @@ def test_a_run_and_a_sweep_behind_ssh_on_the_page(
         python = f"environment: {{python: {sys.executable}}}\n"
         return spec_of("from-laptop", name, seconds=seconds, more=python + more)
 
+    (login.client / "descends.py").write_text((PROGRAMS / "descends.py").read_text())
     laptop = Scenario(None, login.client)
     laptop.env = login.environment()
     with browsing(laptop) as tab:

@@ -164,6 +164,7 @@ def test_a_trace_there_is_downloaded_in_pieces(
     headers = {"Authorization": f"Bearer {TOKEN}"}
     with urlopen(Request(f"{path}/{trace.name}", headers=headers), timeout=60) as answer:
         assert (answer.read(), answer.headers["content-type"]) == (trace.read_bytes(), "application/gzip")
+    assert laptop.trace(run.run_id, f"1/{trace.name}") == trace.read_bytes()
     assert [one["options"]["offset"] for one in login_node.questions if one["what"] == "trace-part"] == [0, 1000, 2000]
     with pytest.raises(HTTPError) as refused:
         urlopen(Request(f"{path}/spec.json", headers=headers), timeout=60)

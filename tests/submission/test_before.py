@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.durable_files import append_line
-from hpcaccel.core.records import AttemptEnd, to_dict
+from hpcaccel.core.durable_files import append_line, write_json
+from hpcaccel.core.records import AttemptEnd, ExcludedNode, to_dict
 from hpcaccel.errors import ClusterError, SpecError, UserError
 from hpcaccel.slurm.parsing import StartEstimate, WaitingJob, parse_estimate, parse_waiting
 from hpcaccel.slurm.states import JobInfo, JobState
@@ -201,6 +201,18 @@ def test_explain_prefers_the_controller_to_the_cached_state(project: Any, monkey
     project.slurm.move(run.job_id, JobState.RUNNING, reason="")
     found = explain_run(run.dir, project.slurm)
     assert (found.state, found.why, found.detail) == ("starting", (), "its nodes have just been allocated")
+
+
+def test_explain_names_the_nodes_that_the_run_excludes(project: Any) -> None:
+    run = project.queue()
+    project.slurm.move(run.job_id, JobState.PENDING, reason="ReqNodeNotAvail, UnavailableNodes:n3")
+    now = time.time()
+    failed = ExcludedNode(node="n1", why="node_failure", detail="", time=now, attempt=1, expires=now + 60)
+    nodes = [to_dict(one) for one in (failed, replace(failed, node="n2"), replace(failed, node="n9", expires=now - 1))]
+    write_json(run.dir.excluded_nodes, {"version": 1, "nodes": nodes})
+    found = explain_run(run.dir, project.slurm)
+    assert found.detail.startswith("it excludes n[1-2] after failures, see ")
+    assert found.advice.endswith(f"scontrol update JobId={run.job_id} ExcNodeList=")
 
 
 def test_unsatisfiable_dependency_is_explained(project: Any) -> None:

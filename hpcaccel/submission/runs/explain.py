@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import HpcaccelError
+from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
 from hpcaccel.slurm.parsing import WaitingJob
 from hpcaccel.slurm.states import JobInfo, QueueEntry
@@ -82,9 +84,10 @@ def explain_run(run: RunDir, slurm: Slurm | None = None) -> Explanation:
     if read_record(run).backend == "local":
         return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=now.detail)
     try:
-        return _waiting(now, slurm)
+        found = _waiting(now, slurm)
     except HpcaccelError as error:
         return Explanation(run_id=now.run_id, name=now.name, state=now.state, detail=now.detail, problem=str(error))
+    return replace(found, **_exclusions(run, now.job_id)) if found.why else found
 
 
 def _not_waiting(run: RunDir, now: RunStatus, waiting: Sequence[QueueEntry] = ()) -> Explanation:
@@ -129,6 +132,19 @@ def _waiting(now: RunStatus, slurm: Slurm) -> Explanation:
         before=before,
         nodes_before=sum(one.node_count for one in before),
     )
+
+
+def _exclusions(run: RunDir, job_id: str) -> dict[str, str]:
+    """Fields ``detail`` and ``advice`` about the nodes that the run excludes; empty without such nodes."""
+    stored = (read_json(run.excluded_nodes) or {}).get("nodes", [])
+    nodes = {one["node"] for one in stored if one["expires"] > time.time()}
+    if not nodes:
+        return {}
+    return {
+        "detail": f"it excludes {hostlist.compress(nodes)} after failures, see {run.excluded_nodes}",
+        "advice": "if too few other nodes are left, delete that file, then set the nodes to exclude, if any: "
+        f"scontrol update JobId={job_id} ExcNodeList=",
+    }
 
 
 def _renewed(parts: Sequence[RunStatus], job: JobInfo | None) -> list[RunStatus]:
