@@ -37,10 +37,11 @@ class Scenario:
 
     # -- actions ---------------------------------------------------------------------------------------------------
 
-    def cli(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def cli(self, *words: str, check: bool = True, timeout_seconds: float = 300) -> subprocess.CompletedProcess[str]:
         answer = subprocess.run(
             [sys.executable, "-m", "hpcaccel", *words],
-            env=self.env, cwd=self.folder, capture_output=True, text=True, timeout=300, check=False,
+            env=self.env, cwd=self.folder, capture_output=True, text=True, check=False,
+            timeout=timeout_seconds,
         )  # fmt: skip
         if check and answer.returncode:
             raise RuntimeError(f"hpcaccel {shlex.join(words)} ended with {answer.returncode}:\n{answer.stderr}")
@@ -113,9 +114,9 @@ class Scenario:
     def wait_for_ends(self, count: int, *, dir: RunDir | None = None, timeout_seconds: float = 600) -> None:
         self._wait(lambda: len(self.lines("end", dir=dir)) >= count, f"{count} attempts' ends", timeout_seconds)
 
-    def wait_until_over(self) -> int:
+    def wait_until_over(self, *, timeout_seconds: float = 300) -> int:
         """Wait for the run's end or pause; return its exit code."""
-        answer = self.cli("wait", self.dir.run_id, check=False)
+        answer = self.cli("wait", self.dir.run_id, check=False, timeout_seconds=timeout_seconds)
         if answer.returncode not in (0, 1, 85, 130):
             raise RuntimeError(f"hpcaccel wait ended with {answer.returncode}:\n{answer.stdout}{answer.stderr}")
         return answer.returncode

@@ -59,7 +59,7 @@ def test_preempted_run_saves_and_continues_at_its_step(scenario: Scenario, parti
 @pytest.mark.chaos
 def test_five_jobs_of_a_minute_complete_the_training(scenario: Scenario) -> None:
     submit(scenario, "--pause", "0.5", "--steps", "300", time=1)
-    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.wait_until_over(timeout_seconds=1200) == 0, scenario.story
     assert [reason for reason, _ in scenario.ends[:-1]] == ["time_limit"] * (len(scenario.ends) - 1), scenario.story
     assert scenario.ends[-1] == ("completed", "end"), scenario.story
     assert len(scenario.ends) >= 5, scenario.story

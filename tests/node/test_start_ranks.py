@@ -1,14 +1,20 @@
-"""Tests of how ranks are started: their environment, and srun's options for their logs."""
+"""Tests of how ranks are started: their environment, srun's options for their logs, and stops during the start."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.launch_spec import read_launch
+from hpcaccel.node.environment.containers import Wrapped
+from hpcaccel.node.launchers import srun_ranks
 from hpcaccel.node.launchers.srun_ranks import _output
 
 from .conftest import LocalRun
@@ -64,3 +70,48 @@ def test_srun_writes_rank_logs_only_if_task_numbers_are_ranks(
     run = local_run("", launch={"backend": "slurm", "nodes": 2, "ranks_per_node": 4, **launch})
     options = _output(run.dir, read_launch(run.dir), 1)
     assert options == ([f"--output={run.dir.attempt(1)}/%t.log", "--open-mode=append"] if by_task else [])
+
+
+SRUN = """\
+#!/usr/bin/env python3
+import os, signal, time
+signal.signal(signal.SIGUSR2, lambda *_: os.write(1, b"USR2\\n"))
+os.write(1, b"ready\\n")
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_stop_requested_before_srun_knows_its_tasks_is_requested_again(
+    local_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(srun_ranks, "AGAIN_SECONDS", (0.2, 0.5))
+    program = tmp_path / "srun"
+    program.write_text(SRUN)
+    program.chmod(0o755)
+    run = local_run("", launch={"backend": "slurm"})
+    run.dir.attempt(1).mkdir(parents=True)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    monkeypatch.setenv("PATH", env["PATH"])
+    ranks = srun_ranks.SrunRanks(run.dir, read_launch(run.dir), Wrapped(srun=[], command=["true"], env=env), attempt=1)
+    printed = ""
+
+    def poll_until(lines: int) -> None:
+        nonlocal printed
+        end = time.monotonic() + 60
+        while printed.count("\n") < lines:
+            assert ranks.poll() is None
+            assert time.monotonic() < end
+            printed += capfd.readouterr().out
+            time.sleep(0.01)
+
+    try:
+        poll_until(1)
+        ranks.request_stop()
+        poll_until(2)
+        write_json(run.dir.attempt(1) / srun_ranks.STEP_FILE, {"job_id": "1", "step_id": "0"})
+        poll_until(4)
+        assert ranks._again == []
+    finally:
+        ranks._srun.kill()
+        ranks._srun.wait()

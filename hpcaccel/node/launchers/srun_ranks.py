@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 STEP_WAIT_SECONDS = 300
 """How long srun tries to start a step: long enough for a restart of the controller, but limited if nodes stay busy."""
 STEP_FILE = "step.json"
+AGAIN_SECONDS = (2.0, 10.0)
+"""srun forwards a signal only to tasks whose start it has noticed (22.05). A stop that is requested earlier is repeated
+this long after the first task has written the step file."""
 STEP_END_SECONDS = 60
 """How long a step may take to end after SIGKILL."""
 
@@ -79,8 +82,16 @@ class SrunRanks:
             start_new_session=True,
         )
         self._kills = 0
+        self._started: float | None = None
+        """When the step file was first seen (monotonic clock)."""
+        self._again: list[float] = []
+        """Those of ``AGAIN_SECONDS`` that are left."""
 
     def poll(self) -> int | None:
+        seconds = self._seconds_since_start()
+        if self._again and seconds > self._again[0]:
+            self._again = [later for later in self._again if later > seconds]
+            self._srun.send_signal(signal.SIGUSR2)
         code = self._srun.poll()
         return None if code is None else shell_code(code)
 
@@ -88,6 +99,7 @@ class SrunRanks:
         if self._cooperative:
             # srun itself forwards this signal to its tasks, without a request to the controller
             self._srun.send_signal(signal.SIGUSR2)
+            self._again = [seconds for seconds in AGAIN_SECONDS if seconds > self._seconds_since_start()]
         else:
             self._signal_step("TERM")
 
@@ -102,6 +114,12 @@ class SrunRanks:
 
     def wake(self) -> None:
         signal_step(self._step_file, "CONT", without="some stacks will be missing")
+
+    def _seconds_since_start(self) -> float:
+        """Seconds since the first task wrote the step file; 0 if it has not."""
+        if self._started is None and self._step_file.exists():
+            self._started = time.monotonic()
+        return 0.0 if self._started is None else time.monotonic() - self._started
 
     def _signal_step(self, name: str) -> None:
         if signal_step(self._step_file, name, without="terminating the step through srun") is None:

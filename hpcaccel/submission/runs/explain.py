@@ -134,7 +134,7 @@ def _waiting(now: RunStatus, slurm: Slurm) -> Explanation:
     )
 
 
-def _exclusions(run: RunDir, job_id: str) -> dict[str, str]:
+def _exclusions(run: RunDir, job_id: str) -> dict[str, Any]:
     """Fields ``detail`` and ``advice`` about the nodes that the run excludes; empty without such nodes."""
     stored = (read_json(run.excluded_nodes) or {}).get("nodes", [])
     nodes = {one["node"] for one in stored if one["expires"] > time.time()}
