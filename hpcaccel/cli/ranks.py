@@ -54,6 +54,8 @@ def logs(
     written = copy_logs(wanted, sys.stdout.buffer, ended=(lambda: status.now().ended) if follow else None)
     if written == 0:
         _explain_empty(found, wanted)
+    if text := _rank_at_fault(found, wanted):
+        note(text)
 
 
 def stream_logs(request: Mapping[str, Any], write: Callable[[bytes, dict[str, Any]], None]) -> str:
@@ -64,7 +66,8 @@ def stream_logs(request: Mapping[str, Any], write: Callable[[bytes, dict[str, An
         write: called with each chunk and the position after it.
 
     Returns:
-        A message for the user if the requested log is empty or does not exist; otherwise an empty string.
+        A message for the user if the requested log is empty, does not exist, or is not that of the rank at fault;
+        otherwise an empty string.
     """
     from hpcaccel.submission.runs.watch import BackgroundQuery
     from hpcaccel.view.log_reader import LOOK_SECONDS, Logs
@@ -83,12 +86,10 @@ def stream_logs(request: Mapping[str, Any], write: Callable[[bytes, dict[str, An
         if over:
             break
         time.sleep(LOOK_SECONDS)
-    if not nothing:
-        return ""
-    if wanted.rank != "batch" and not wanted.attempts() and found.slurm_log.exists():
+    if nothing and wanted.rank != "batch" and not wanted.attempts() and found.slurm_log.exists():
         return f"no attempt has started; the batch script printed:\n{found.slurm_log.read_text()}"
-    known = ", ".join(map(str, wanted.attempts())) or "none yet"
-    return f"{found.run_id} has no output for --rank {wanted.rank} (attempts: {known})\n"
+    notes = [_no_output(found, wanted) if nothing else "", _rank_at_fault(found, wanted)]
+    return "".join(f"{text}\n" for text in notes if text)
 
 
 def _explain_empty(run: RunDir, wanted: Logs) -> None:
@@ -99,8 +100,36 @@ def _explain_empty(run: RunDir, wanted: Logs) -> None:
         note(f"no attempt has started; the batch script printed ({run.slurm_log}):")
         copy_logs(Logs(run, rank="batch"), sys.stdout.buffer)
         return
+    note(_no_output(run, wanted))
+
+
+def _no_output(run: RunDir, wanted: Logs) -> str:
+    """That the requested log is empty or does not exist, and which attempts may have one."""
     known = ", ".join(map(str, wanted.attempts())) or "none yet"
-    note(f"{run.run_id} has no output for --rank {wanted.rank} (attempts: {known})")
+    text = f"{run.run_id} has no output for --rank {wanted.rank} (attempts: {known})"
+    if wanted.attempt is None and len(wanted.attempts()) > 1:
+        text += "; `--attempt N` shows an earlier attempt"
+    return text
+
+
+def _rank_at_fault(run: RunDir, wanted: Logs) -> str:
+    """Which rank's log shows why the attempt failed, if ``wanted`` is the log of another rank; otherwise empty.
+
+    The ranks that lose their peer end with an error of their own, so that rank 0's log may show a consequence only.
+    """
+    from hpcaccel.core.run_ledger import RunLedger
+    from hpcaccel.view.rank_states import failed_rank
+
+    newest = max(wanted.attempts(), default=0)
+    attempt = wanted.attempt if wanted.attempt is not None else newest
+    end = RunLedger.read(run).end_of(attempt)
+    rank = None if end is None else failed_rank(run, end)
+    if end is None or rank is None or not wanted.rank.isdecimal() or int(wanted.rank) == rank:
+        return ""
+    if end.error_class == "hang":
+        text = f"attempt {attempt} hung: rank {rank} kept the others waiting"
+        return f"{text}; see `hpcaccel stacks {run.run_id}`" if attempt == newest else text
+    return f"attempt {attempt} failed on rank {rank}; its log: `hpcaccel logs {run.run_id} --rank {rank}`"
 
 
 # -- stacks -------------------------------------------------------------------------------------------------------

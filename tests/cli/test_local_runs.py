@@ -118,6 +118,17 @@ def test_logs_default_to_rank_0_of_the_latest_run(shell):
     assert shell("logs", "-f", "--rank", "1").stdout.splitlines() == ["rank 1 of 2", "to stderr"]
 
 
+def test_logs_of_a_failed_run_name_the_rank_at_fault(shell):
+    fails = TALKS.replace("echo rank $RANK of $WORLD_SIZE", "[ $RANK = 0 ] && sleep 60; echo wrong; exit 3")
+    run = submitted(shell, fails)["run_id"]
+    assert shell("wait", run).returncode == 1
+
+    assert f"attempt 1 failed on rank 1; its log: `hpcaccel logs {run} --rank 1`" in shell("logs", run).stderr
+    at_fault = shell("logs", run, "--rank", "1")
+    assert (at_fault.stdout.splitlines()[0], at_fault.stderr) == ("wrong", "")
+    assert shell("logs", run, "--rank", "all").stderr == ""
+
+
 def test_logs_into_a_closed_pipe_prints_no_error(shell):
     """`hpcaccel logs | head -1`"""
     submitted(shell, TALKS.replace("echo rank $RANK of $WORLD_SIZE", "seq 100000"), "--wait")

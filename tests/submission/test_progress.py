@@ -144,6 +144,30 @@ def test_plain_display_prints_events_and_at_intervals_the_step(hand_made, clock)
     ]
 
 
+def test_events_before_the_first_look_are_printed_oldest_first(hand_made):
+    """``hpcaccel wait`` on a run that was stopped twice before."""
+    for number in (1, 2):
+        hand_made.start(number)
+        request = StopRequest(reason="stop", then="requeue", time=1000.0 * number + 500)
+        write_json(hand_made.run.control / f"stop-{number}.json", to_dict(request))
+        hand_made.end(number, time=1000.0 * number + 600, reason="stop", decision="requeue")
+    hand_made.start(3)
+    out = io.StringIO()
+
+    PlainDisplay(out, clock=Clock()).show(watcher(hand_made, COMPLETED).look())
+
+    assert [line.split(":")[0] for line in out.getvalue().splitlines()] == [
+        "attempt 1 started",
+        "stop requested",
+        "attempt 1 stopped on request; requeued",
+        "attempt 2 started",
+        "stop requested",
+        "attempt 2 stopped on request; requeued",
+        "attempt 3 started",
+        "completed",
+    ]
+
+
 def test_plain_display_is_used_without_a_terminal():
     with display(stream=io.StringIO()) as chosen:
         assert isinstance(chosen, PlainDisplay)

@@ -101,7 +101,7 @@ CAUSES = (
         name="hang",
         meaning="the ranks stopped making progress and were killed",
         follows="restart",
-        advice="The stacks of all ranks are in the attempt's directory: find the line where the hanging rank is stuck.",
+        advice="`hpcaccel stacks RUN` shows where the ranks were: find the line where the hanging rank is stuck.",
     ),
     # -- hardware and nodes ----------------------------------------------------------------------------------------
     Cause(
@@ -329,7 +329,7 @@ CAUSES = (
         name="exception",
         meaning="the program raised an exception",
         follows="restart",
-        advice="The traceback is in the rank's log.",
+        advice="`hpcaccel logs RUN --rank N` shows the traceback of rank N.",
     ),
     Cause(
         name="crashed",

@@ -7,7 +7,7 @@ exists. It is queried rarely, because sites accept one or two queries per minute
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpcaccel.core.formatting import clean, duration, number, rate, step_of
@@ -148,21 +148,27 @@ _FOLLOWS = {
 }
 
 
-def news(before: Snapshot | None, after: Snapshot) -> Iterator[str]:
-    """Lines about the events between two snapshots."""
-    for request in after.requests[len(before.requests) if before is not None else 0 :]:
-        command = _COMMANDS.get(request.then, clean(request.then))
-        yield "stop requested by its sweep" if pruned(request) else f"stop requested: {command}"
+def news(before: Snapshot | None, after: Snapshot) -> list[str]:
+    """Lines about the events between two snapshots, oldest first."""
+    events: list[tuple[float, str]] = []
     known = {attempt.number: attempt for attempt in before.attempts} if before is not None else {}
+    began = 0.0
     for attempt in after.attempts:
         old = known.get(attempt.number)
+        began = max(began, attempt.start.time if attempt.start is not None else 0.0)
         if old is None:
-            yield f"attempt {attempt.number} started{_where(attempt)}"
+            events.append((began, f"attempt {attempt.number} started{_where(attempt)}"))
         if attempt.resumed_step and (old is None or old.resumed_step is None):
             where = " in memory" if attempt.resumed_from_memory else ""
-            yield f"attempt {attempt.number} resumed from step {attempt.resumed_step}{where}"
+            events.append((began, f"attempt {attempt.number} resumed from step {attempt.resumed_step}{where}"))
         if attempt.end is not None and (old is None or old.end is None):
-            yield f"attempt {attempt.number} {describe_end(attempt.end)}"
+            began = max(began, attempt.end.time)
+            events.append((began, f"attempt {attempt.number} {describe_end(attempt.end)}"))
+    for request in after.requests[len(before.requests) if before is not None else 0 :]:
+        command = _COMMANDS.get(request.then, clean(request.then))
+        text = "stop requested by its sweep" if pruned(request) else f"stop requested: {command}"
+        events.append((request.time, text))
+    return [text for _, text in sorted(events, key=lambda event: event[0])]
 
 
 def describe_end(end: AttemptEnd) -> str:
