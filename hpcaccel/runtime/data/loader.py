@@ -179,7 +179,7 @@ class PreparedLoader(ReadingLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         cut = False
-        cursor, hooks = self._cursor, self._hooks
+        cursor, hooks, in_use, place = self._cursor, self._hooks, self._in_use, self._place
         generators = capture()
         synchronise(self.rng_types, self._group)
         self.at_last_batch = False
@@ -191,14 +191,14 @@ class PreparedLoader(ReadingLoader):
             if hooks.finishing and cursor.trains:
                 cut = True  # the position remains: a resumed training continues here
                 return
-            took, step_is_over, place = self._in_use.took_batch_from, hooks.step_is_over, self._place
+            took, requested, step_is_over = in_use.took_batch_from, in_use.requested_batch, hooks.step_is_over
             batches = self._open()
             if cursor.resumed:
                 # Undo the draws of _open(): the states in the checkpoint already include them. If another loader has
                 # returned batches since the load, restore_rng() does nothing: the states from before _open() remain.
                 put_back(generators)
                 hooks.restore_rng()
-            self._in_use.requested_batch()
+            requested()
             for number, batch in enumerate(batches, 1):
                 cursor.rounds = number
                 cursor.step = hooks.step
@@ -210,19 +210,19 @@ class PreparedLoader(ReadingLoader):
                 if hooks.finishing and cursor.trains:
                     cut = True
                     return
-                self._in_use.requested_batch()
+                requested()
             self.passes += 1
             if isinstance(place, BatchPlacer):
                 xla_device.sync()
             if not cursor.trains:
-                self._in_use.passes += 1
+                in_use.passes += 1
         except GeneratorExit:
             if cursor.trains:
                 hooks.loop_is_left()
             raise
         finally:
             if cursor.is_current(iteration):
-                self._in_use.ended(self)
+                in_use.ended(self)
                 if not cut:
                     self._release()
                     cursor.finish(iteration)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import warnings
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -90,12 +90,12 @@ class LoadersInUse:
 
     def requested_batch(self) -> None:
         """Record that the script waits for a batch from now on."""
-        self._requested_at = time.perf_counter()
+        self._requested_at = perf_counter()
 
     def took_batch_from(self, source: BatchSource) -> None:
         self.batches += 1
         if self._requested_at:
-            self._waited += time.perf_counter() - self._requested_at
+            self._waited += perf_counter() - self._requested_at
             self._requested_at = 0.0
         if self.own_time is not None:
             self.own_time.batch_has_come()

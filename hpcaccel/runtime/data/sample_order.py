@@ -65,6 +65,9 @@ class SampleOrder:
         elif isinstance(values, np.ndarray) and self._names is None:
             for start in starts:
                 yield values[start : start + width].tolist()
+        elif isinstance(values, range) and self._names is None:
+            for start in starts:
+                yield list(values[start : start + width])
         else:
             for start in starts:
                 yield self.slice(start, start + width)
