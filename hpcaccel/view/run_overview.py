@@ -222,6 +222,10 @@ class RunRow:
 _NAMES = tuple(item.name for item in fields(RunRow))
 
 
+PAGE_RUNS = 1000
+"""Up to this number of runs, a page of the service parses only their lines of the cache file."""
+
+
 def listed(runs: Sequence[RunDir], *, patient: bool = False) -> list[RunRow]:
     """The rows of ``runs``. The row of an ended run is cached until the run's directory changes.
 
@@ -234,7 +238,8 @@ def listed(runs: Sequence[RunDir], *, patient: bool = False) -> list[RunRow]:
         left = [run for run in runs if run.path not in found]
         # Lines of the cache file are for runs that this process has not read yet: reading the file takes long.
         new = [run for run in left if not (patient and _KEPT_ROWS.has_seen(run))]
-        cached = CachedOverview("list") if new else None
+        few = [run.path for run in new] if patient and len(new) <= PAGE_RUNS else None
+        cached = CachedOverview("list", only=few) if new else None
         for run in new:
             changed, value = changed_at(run), cached.recall(run.path) if cached is not None else None
             if value is not None and value.keys() == set(_NAMES):

@@ -107,10 +107,20 @@ def test_deleted_run_is_removed_from_the_index(runs, monkeypatch):
 def test_patient_listing_keeps_rows_in_memory(runs, monkeypatch):
     first = listed([made.run for made in runs], patient=True)
     monkeypatch.setattr(run_overview, "overview", lambda run, now: pytest.fail("read"))
-    monkeypatch.setattr(run_overview, "CachedOverview", lambda purpose: pytest.fail("cache file read"))
+    monkeypatch.setattr(run_overview, "CachedOverview", lambda purpose, only: pytest.fail("cache file read"))
 
     again = listed([made.run for made in runs], patient=True)
     assert all(one is other for one, other in zip(first, again, strict=True))
+
+
+def test_page_parses_only_the_lines_of_its_runs(runs, monkeypatch):
+    expected = listed([made.run for made in runs])
+    monkeypatch.setattr(run_overview, "_KEPT_ROWS", kept_readings.KeptRows())
+    monkeypatch.setattr(run_overview, "overview", lambda run, now: pytest.fail("read"))
+    assert listed([runs[1].run], patient=True) == expected[1:2]
+    cached = run_index.CachedOverview("list", only=[runs[1].run.path])
+    assert cached.recall(runs[1].run.path) is not None
+    assert cached.recall(runs[0].run.path) is None
 
 
 def test_patient_listing_notices_a_resume_at_once(runs):
