@@ -160,10 +160,18 @@ start, train_step, save = 0, lambda: None, str
 """Names that the examples use."""
 
 BEFORE = {
+    "Accelerator.accumulate": (
+        "accelerator = Accelerator(gradient_accumulation_steps=2)\n"
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+    ),
+    "Accelerator.log": "accelerator = Accelerator()",
+    "Accelerator.profile": "accelerator = Accelerator()",
+    "Accelerator.set_trigger": "accelerator = Accelerator()",
     "Accelerator.gather_for_metrics": "accelerator = Accelerator()\nmodel, loader = accelerator.prepare(model, loader)",
     "find_run": "hpcaccel.submit('job.yaml', cluster='local').wait()",
 }
 NOT_RUN = {
+    **dict.fromkeys(("Client", "Client.follow", "Client.metrics", "Client.submit"), "tests/service/test_client.py"),
     "notebook_launcher": "tests/runtime/test_notebook.py",
     "load_checkpoint_and_dispatch": "tests/runtime/test_offload_device_map.py",
 }

@@ -97,7 +97,7 @@ def find_checkpoint(directory: Path, resume: str | Path) -> Path | None:
             if checkpoint_files.step_directories(place):
                 return newest_good(place, ours=place == directory)
     here = ", ".join(checkpoint.name for checkpoint in checkpoint_files.committed(directory)) or "none"
-    raise CheckpointError(f"there is no such checkpoint ({directory} contains: {here})")
+    raise CheckpointError(f"there is no checkpoint {resume!r} ({directory} contains: {here})")
 
 
 def newest_good(directory: Path, *, ours: bool) -> Path | None:

@@ -136,7 +136,7 @@ def _refuse_local_tensors(packed: PackedTree, parameter: nn.Parameter) -> None:
         if tensor.numel() > 1 and not isinstance(tensor, DTensor):
             raise CheckpointError(
                 f"{key} is a plain tensor of shape {tuple(tensor.shape)} in the state of a sharded parameter: hpcaccel "
-                "cannot tell which part of the full tensor it is. Use an optimizer that keeps its state as DTensor"
+                "cannot determine which part of the full tensor it is. Use an optimizer that keeps its state as DTensor"
             )
 
 

@@ -33,7 +33,7 @@ def completed_for_shell(request: str, environ: Mapping[str, str]) -> tuple[int, 
     """The exit code and the text for the shell whose completion script calls.
 
     Args:
-        request: ``complete_bash``, ``complete_zsh`` or ``complete_fish``, as Typer's script for the shell says.
+        request: ``complete_bash``, ``complete_zsh`` or ``complete_fish``, as Typer's script for the shell sets it.
         environ: variables that the script has set.
 
     Returns:

@@ -35,7 +35,7 @@ def notify(
     Without --spec, the section notify of the cluster's profile is used; the URL is read on this machine.
     """
     if not test:
-        raise UserError("say what to do: `hpcaccel notify --test` sends a test message to the webhook")
+        raise UserError("an option is missing: `hpcaccel notify --test` sends a test message to the webhook")
     profile = chosen_profile(cluster)
     section = _section(spec, profile)
     if profile is not None and profile.host is not None:
@@ -71,7 +71,7 @@ def _send_test(policy: NoticePolicy) -> None:
     typer.echo(f"sending a test message to {shown_host(url)} (from {webhook_place(policy)})")
     answer = post(url, _test_message(), identifier=f"test-{os.urandom(8).hex()}")
     if not answer.delivered:
-        raise HpcaccelError(f"the webhook did not take the message: {_what_happened(answer)}. {_advice(answer)}")
+        raise HpcaccelError(f"the webhook did not accept the message: {_what_happened(answer)}. {_advice(answer)}")
     typer.echo(f"delivered: {_what_happened(answer)} after {time.monotonic() - began:.1f} s")
 
 

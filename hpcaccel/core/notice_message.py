@@ -1,4 +1,4 @@
-"""A notice about a run or a sweep, and the JSON message that tells it to a chat or to a program."""
+"""A notice about a run or a sweep, and the JSON message that is sent to a chat or a program."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hpcaccel.core.sweep_dir import SweepDir
 __all__ = ["END_EVENTS", "OUTBOX", "Notice", "evidence_bytes", "message_of"]
 
 OUTBOX = "notices.jsonl"
-"""File of a run or a sweep with what was to be sent and what became of it: see ``node.notices.outbox``."""
+"""File of a run or a sweep with the notices to send and their state: see ``node.notices.outbox``."""
 END_EVENTS = ("end", "stop", "failure", "requeue")
-"""Events of which one tells the end of an attempt."""
+"""Events of which each ends an attempt: there is one for each end."""
 COLOURS = {"failure": "#d64545", "hang": "#d64545", "idle_gpus": "#d6a545", "stop": "#8a8a8a", "requeue": "#4576d6"}
 GOOD, BAD = "#3a9d5d", "#d64545"
 _PLAIN = ("run", "job", "attempt", "step", "reason", "decision", "host")
@@ -23,7 +23,7 @@ _PLAIN = ("run", "job", "attempt", "step", "reason", "decision", "host")
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """An event of a run or a sweep that its user wants to know about. Empty or None: unknown, or without meaning."""
+    """An event of a run or a sweep, to be sent to its user. Fields are empty or None if unknown or not applicable."""
 
     key: str
     """Identifies the event inside its run."""

@@ -126,6 +126,6 @@ class Beat:
     thread: str = ""
     """Identifier of the main thread in a stack dump."""
     gpu: str = ""
-    """UUID of the rank's GPU; empty if it has none, or if torch does not tell the UUID."""
+    """UUID of the rank's GPU; empty if it has none, or if torch does not report the UUID."""
     left: str | None = None
     """Where the rank last left a loop early (by ``break``, ``return`` or an exception), as ``file:line``."""

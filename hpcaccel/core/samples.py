@@ -48,7 +48,7 @@ LATE_SECONDS = 180.0
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One GPU, or one MIG device, during the time of a line. None: the driver does not tell."""
+    """One GPU, or one MIG device, during the time of a line. Values are None if the driver does not report them."""
 
     uuid: str
     name: str = ""

@@ -148,7 +148,7 @@ def post(url: str, content: Mapping[str, Any], *, identifier: str) -> Answer:
         return Answer(delivered=False, text=mask(_words(error.reason)))
     except (OSError, ValueError, _Late) as error:  # ValueError: not HTTP
         return Answer(delivered=False, text=mask(_words(error)))
-    except Exception as error:  # http.client's exceptions: a receiver that does not speak HTTP
+    except Exception as error:  # http.client's exceptions: the receiver is not an HTTP server
         return Answer(delivered=False, text=f"the receiver's answer is not HTTP ({type(error).__name__})")
 
 

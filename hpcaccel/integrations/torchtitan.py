@@ -108,7 +108,7 @@ class _Bridge:
         # Before the first loader: workers inherit the gate's signal mask, so Slurm's SIGTERM does not end them.
         self._gate = stop_gate()
         self._reported: int | None = None
-        """The last step that the gate knows; None before the first step."""
+        """The last step that was reported to the gate; None before the first step."""
         self._saved: int | None = None
         """The step of the newest checkpoint of this process."""
         _replace(trainer, "train", self._train)

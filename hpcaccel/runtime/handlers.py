@@ -52,7 +52,7 @@ class KwargsHandler:
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """Options of ``torch.autocast``."""
+    """Options of ``torch.autocast``, by the names of its arguments."""
 
     enabled: bool = True
     cache_enabled: bool | None = None
@@ -60,7 +60,14 @@ class AutocastKwargs(KwargsHandler):
 
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
-    """Options of torch's DistributedDataParallel, and gradient compression (``comm_hook``, ``comm_wrapper``)."""
+    """Options of torch's DistributedDataParallel, by the names of its arguments, and gradient compression.
+
+    Args:
+        bucket_cap_mb: size of a gradient bucket, in MiB.
+        comm_hook: how gradients are compressed before they are reduced.
+        comm_wrapper: ``fp16`` or ``bf16``: the type in which a compressing hook communicates.
+        comm_state_option: arguments of the hook's state, such as PowerSGD's ``matrix_approximation_rank``.
+    """
 
     dim: int = 0
     broadcast_buffers: bool = True
@@ -76,7 +83,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
 @dataclass
 class GradScalerKwargs(KwargsHandler):
-    """Options of ``torch.amp.GradScaler``."""
+    """Options of ``torch.amp.GradScaler``, by the names of its arguments. Used with ``mixed_precision="fp16"``."""
 
     init_scale: float = 65536.0
     growth_factor: float = 2.0
@@ -176,7 +183,13 @@ class DataLoaderConfiguration:
 @dataclass
 class ProjectConfiguration:
     """Directories of a script's checkpoints and logs. With ``automatic_checkpoint_naming``, ``save_state`` saves to
-    ``checkpoints/checkpoint_<iteration>``, and deletes the oldest checkpoints beyond ``total_limit``."""
+    ``checkpoints/checkpoint_<iteration>``, and deletes the oldest checkpoints beyond ``total_limit``.
+
+    Args:
+        logging_dir: directory for trackers that write files; default: ``project_dir``.
+        iteration: number of the next checkpoint.
+        save_on_each_node: whether ``Accelerator.save`` writes on the first process of each node.
+    """
 
     project_dir: str | None = None
     logging_dir: str | None = None
@@ -197,7 +210,15 @@ class ProjectConfiguration:
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """Options of gradient accumulation. With FSDP, ``sync_each_batch`` saves memory at the cost of communication."""
+    """Options of gradient accumulation.
+
+    Args:
+        num_steps: number of micro-batches per optimizer step.
+        adjust_scheduler: without effect.
+        sync_with_dataloader: whether the last batch of a loader always ends in an optimizer step.
+        sync_each_batch: whether gradients are reduced over the ranks in every micro-batch. With FSDP this saves memory
+            at the cost of communication.
+    """
 
     num_steps: int = 1
     adjust_scheduler: bool = True
@@ -250,7 +271,11 @@ class TorchTensorParallelPlugin:
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
-    """Options of ``torch.compile``."""
+    """Options of ``torch.compile``, by the names of its arguments.
+
+    Args:
+        use_regional_compilation: whether to compile repeated blocks one by one, which shortens compilation.
+    """
 
     backend: DynamoBackend | str | None = None
     mode: str | None = None

@@ -49,7 +49,7 @@ class ServiceConnection:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise UserError(f"{parts.scheme}://{parts.netloc} is not the address of a service: http://127.0.0.1:PORT")
+            raise UserError(f"{parts.scheme}://{parts.netloc} is not the address of a service: write http://HOST:PORT")
         self._parts = parts
         self._socket = None if socket is None else os.fspath(socket)
         self._base = parts.path.rstrip("/")
@@ -184,7 +184,8 @@ def _error(status: int, answer: bytes) -> HpcaccelError:
         document = json.loads(answer)
         sentence = str(document["error"])
     except (ValueError, KeyError, TypeError):
-        return ServiceError(status, f"the service answered {status}: {answer[:200].decode(errors='replace')}")
+        text = answer[:200].decode(errors="replace")
+        return ServiceError(status, f"the service responded with status {status}: {text}")
     if status == 422 and document.get("problems"):
         return ServiceSpecError(document["problems"], hints=document.get("hints", []))
     if status == 404:

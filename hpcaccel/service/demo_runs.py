@@ -40,7 +40,7 @@ _STAMP = "%Y%m%d-%H%M%S"
 
 @contextmanager
 def demo_runs() -> Iterator[Path]:
-    """A folder of runs, which is the only one that this process knows; removed at the end."""
+    """A folder of recorded runs. This process reads no other runs. The folder is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="hpcaccel-demo-") as folder:
         place = Path(folder)
         os.environ.update(XDG_STATE_HOME=str(place / "state"), HPCACCEL_RUNS_DIR=str(place / "runs"))

@@ -51,7 +51,7 @@ class RunSource:
         """When overdue notices of a run were looked for."""
 
     def changed(self) -> None:
-        """An action has changed something: read it again for the next request."""
+        """Discard cached readings after an action, so that the next request reads them again."""
         for values in (self._known, self._rows, self._pages, self._overviews, self._readings):
             values.forget()
         self.remote.changed()

@@ -37,11 +37,11 @@ class ServiceSettings:
     directory: Path = field(default_factory=Path.cwd)
     """Relative paths of a submitted spec refer to this directory."""
     demo: bool = False
-    """The runs are recorded ones: the page says so, and actions and submissions are refused."""
+    """Whether the runs are recorded ones. The page shows this, and actions and submissions are refused."""
 
     def __post_init__(self) -> None:
         if not self.token and self.socket is None:
-            raise UserError("a service on a port needs a token")
+            raise UserError("a service on a port needs a token: set HPCACCEL_SERVICE_TOKEN, or use --socket")
 
     @property
     def url(self) -> str:

@@ -28,7 +28,7 @@ SILENT_MILLISECONDS = 60_000
 """The kernel closes a connection whose client has acknowledged nothing for this long."""
 BACKLOG = 2048
 MOST_CONNECTIONS = 2000
-"""More connections at once are answered with 503."""
+"""More connections at once get a 503 response."""
 _M_ARENA_MAX = -8  # malloc.h
 
 
@@ -48,7 +48,7 @@ def serve(
         port: the port on 127.0.0.1; 0 for a free one.
         socket: path of a Unix socket, in place of a port.
         hosts: names of a proxy that Host and Origin may contain.
-        demo: ``runs_dir`` has recorded runs: the page says so, and nothing can be changed.
+        demo: whether ``runs_dir`` has recorded runs. The page shows this, and nothing can be changed.
         started: called with the link, and with lines that say how to open it from another machine.
 
     Raises:

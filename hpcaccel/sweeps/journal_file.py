@@ -123,7 +123,7 @@ def owner_of(lock: Path) -> dict[str, Any] | None:
 
 
 def is_dead(owner: dict[str, Any] | None) -> bool:
-    """Whether a lock's owner is certainly dead. Only the owner's host can tell, even after a reboot."""
+    """Whether a lock's owner is certainly dead. Only the owner's host can determine this, even after a reboot."""
     if not owner:
         return False
     machine = _machine()

@@ -35,7 +35,7 @@ __all__ = ["WorkerArrays", "arrays_of", "chunks", "gone_for_good", "hand_in_work
 
 @dataclass
 class WorkerArrays:
-    """A backend that submits the workers ``indices`` of a sweep and records the job of each."""
+    """The workers ``indices`` of a sweep, submitted by ``backend``, and the job of each."""
 
     backend: Backend
     indices: Sequence[int]

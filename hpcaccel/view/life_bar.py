@@ -38,7 +38,7 @@ class LifePart:
     attempt: int
     """The attempt; before an attempt's start, the number of the attempt that follows."""
     text: str = ""
-    """What happened, for users. The last part of an attempt tells how the attempt ended."""
+    """What happened, for users. The last part of an attempt includes how the attempt ended."""
 
 
 def life(
@@ -226,7 +226,7 @@ def _steps_text(began: int | None, reached: int | None) -> str:
 
 def _tidy(parts: list[LifePart]) -> list[LifePart]:
     """``parts`` without empty ones and without overlaps. Equal neighbours of one attempt are joined. An attempt's last
-    part is kept even if it is empty: its text tells how the attempt ended."""
+    part is kept even if it is empty: its text contains how the attempt ended."""
     found: list[LifePart] = []
     for one in parts:
         started = max(one.started, found[-1].ended) if found else one.started

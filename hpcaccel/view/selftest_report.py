@@ -39,7 +39,7 @@ def print_verdict(verdict: SelftestVerdict, results: SelftestResults, *, stream:
             if problem.advice:
                 console.print(f"  to do: {problem.advice}", markup=False)
     if verdict.consequences:
-        console.print("\nfollowed from that:", markup=False)
+        console.print("\nconsequences:", markup=False)
         for line in verdict.consequences[:MOST_CONSEQUENCES]:
             console.print(f"  {clean(line)}", markup=False)
     console.print()

@@ -81,7 +81,7 @@ class SelftestResults:
     places: Mapping[int, str]
     """The node of each rank, as far as it is known."""
     expected: int | None = None
-    """The number of ranks that were started, if the reader was told."""
+    """The number of ranks that were started; None if unknown."""
 
     @property
     def missing(self) -> list[int]:

@@ -70,7 +70,7 @@ class Usage:
     gpus: list[GpuUsage] = field(default_factory=list)
     idle_gpu_hours: float = 0.0
     energy_kwh: float | None = None
-    """Energy of the GPUs; None if the driver tells it of none."""
+    """Energy of the GPUs; None if the driver reports it for none."""
     since: float | None = None
     until: float | None = None
     trained_seconds: float = 0.0

@@ -111,7 +111,7 @@ def test_wrong_calls_are_errors(tmp_path: Path) -> None:
     model: Any = network()
     plain = accelerated.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     assert not isinstance(plain, LomoOptimizer)
-    with pytest.raises(ValueError, match=r"backward\(learning_rate=0\.1\) is for LOMO, and none was prepared"):
+    with pytest.raises(ValueError, match=r"learning_rate=0\.1\) needs a LOMO optimizer, and none was prepared"):
         accelerated.backward(loss_of(model), learning_rate=0.1)
     accelerated.end_training()
     accelerated = accelerator(tmp_path)

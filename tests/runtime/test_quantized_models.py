@@ -334,7 +334,7 @@ def test_single_weights_are_moved_and_set() -> None:
         set_module_tensor_to_device(layer, "weight", "cpu", value=numbers)
     set_module_tensor_to_device(layer, "weight", "cpu", value=numbers, fp16_statistics=scales)
     assert torch.equal(layer(torch.ones(1, 64)), expected)
-    with pytest.raises(OffloadError, match="bias is no 8-bit weight of bitsandbytes"):
+    with pytest.raises(OffloadError, match="bias is not an 8-bit weight of bitsandbytes"):
         set_module_tensor_to_device(layer, "bias", "cpu", value=layer.bias.detach(), fp16_statistics=scales)
     packed: Any = load_and_quantize_model(model(), config(**NF4)).blocks[0].wide  # type: ignore[union-attr,index]
     expected, value = packed(torch.ones(1, 64)), packed.weight.detach().clone()

@@ -117,7 +117,7 @@ def test_missing_rank_is_named_in_the_error() -> None:
         main, other = without_last.results()
         (lonely,) = without_first.results()
     assert "rank 2 of 3 did not reach localhost within" in main["error"]
-    assert "rank 1 of 3 could not meet the other ranks at" in other["error"]
+    assert "rank 1 of 3 could not complete the rendezvous with the other ranks at" in other["error"]
     assert "rank 1 of 2 has not found rank 0 on localhost after" in lonely["error"]
     assert f"connection refused (ports {ports_of(98)[0]}, " in lonely["error"]
 

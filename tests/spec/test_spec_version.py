@@ -50,7 +50,7 @@ def test_a_newer_file_is_one_error_that_says_to_upgrade(tmp_path: Path) -> None:
         with pytest.raises(SpecError) as caught:
             load(path)
         assert caught.value.problems == [
-            f"{path}:2: spec_version 7 is of a newer hpcaccel: this one ({hpcaccel.__version__}) reads versions up to "
+            f"{path}:2: spec_version 7 needs a newer hpcaccel: this one ({hpcaccel.__version__}) reads versions up to "
             f"{SPEC_VERSION}. Upgrade it: pip install --upgrade hpcaccel"
         ]
     with pytest.raises(SpecError, match="Upgrade it"):
@@ -120,7 +120,7 @@ def test_profiles_have_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file(tmp_path, "spec_version: 1\nslurm: {partition: gpu}\n", "alps.yaml")
     assert load_profile("alps").slurm.partition == "gpu"
     file(tmp_path, "spec_version: 2\n", "eiger.yaml")
-    with pytest.raises(SpecError, match=r"eiger.yaml:1: spec_version 2 is of a newer hpcaccel"):
+    with pytest.raises(SpecError, match=r"eiger.yaml:1: spec_version 2 needs a newer hpcaccel"):
         load_profile("eiger")
 
 

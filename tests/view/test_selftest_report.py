@@ -183,10 +183,10 @@ def test_rank_that_never_started_explains_the_failed_rendezvous(tmp_path: Path) 
     written = Written(tmp_path, 3)
     (tmp_path / "rank-2.n2.102.jsonl").unlink()
     written.check(0, "rendezvous", "failed", fault("missing", ranks=[2]))
-    written.check(1, "rendezvous", "failed", fault("error", "could not meet the other ranks", ranks=[]))
+    written.check(1, "rendezvous", "failed", fault("error", "could not complete the rendezvous", ranks=[]))
     verdict = written.end(0, 1)
     assert bad(verdict) == {"n2": ["never_started"]}
-    assert verdict.consequences == ["n1: could not meet the other ranks"]
+    assert verdict.consequences == ["n1: could not complete the rendezvous"]
 
 
 def test_missing_rank_0_explains_that_the_others_cannot_reach_it(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 If such a job loses the node of its batch step, Slurm removes that node from the job and leaves the rest running without
 a batch step, until the time limit (kill_running_job_by_node_name in slurmctld; seen on 22.05). A step on another node
-of the job therefore looks at the job now and then, and requeues it in this case. The job then starts again with all of
+of the job therefore polls the job's state, and requeues it in this case. The job then starts again with all of
 its nodes. If Slurm refuses the requeue, the step cancels the job, because no program uses its nodes any more.
 """
 

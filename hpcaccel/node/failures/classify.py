@@ -90,7 +90,7 @@ def classify(
     """Find the cause of a failure.
 
     Args:
-        exit_code: the common exit code of all ranks. It says little if srun has killed ranks.
+        exit_code: the common exit code of all ranks. It is no evidence if srun has killed ranks.
         nodes: nodes of the attempt, in the order of the ranks.
         step_state: state of the ranks' step in Slurm's accounting; None if Slurm was not queried.
         in_container: whether the ranks run in a container.

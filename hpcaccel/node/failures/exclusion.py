@@ -92,8 +92,8 @@ class Placement:
 
     @property
     def others(self) -> list[str]:
-        """Nodes of the allocation that srun must not choose. srun still knows those that the job has lost, from the
-        environment of the batch step, and would request a step on them (22.05)."""
+        """Nodes of the allocation that srun must not choose. They include nodes that the job has lost: they are
+        still in the environment of the batch step, and srun would request a step on them (22.05)."""
         return [node for node in self._first_nodes if node not in self.nodes]
 
     @property

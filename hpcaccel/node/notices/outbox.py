@@ -2,7 +2,7 @@
 
 Lines by ``state``: ``opened`` (events before this time are not sent), then for each notice ``intent`` with the notice,
 ``trying`` before each request, and after it ``delivered`` with the receiver's answer, ``failed``, or ``given_up``. All
-lines are on the disk (fsync) before the next step. ``settled`` says that after the run's end all were tried. If
+lines are on the disk (fsync) before the next step. ``settled``: all were tried after the run's end. If
 ``trying`` is the last line of a notice, its sender was killed while it waited for the answer or before it could record
 it: the receiver may have the message already. The notice is then sent again, marked as repeated and under the same ID.
 """
@@ -82,7 +82,7 @@ class Outbox:
     def add(self, notice: Notice) -> None:
         """Record the intent to send ``notice``, unless its key is known or it is older than the outbox.
 
-        An attempt has one end: if its end was told before the ledger had a line about it, that line is not told again.
+        An attempt has one end: if its notice was added before the ledger had a line about it, no second one is added.
         """
         if notice.key not in self.notices and notice.time >= self.since and not self._knows_end_of(notice):
             self._write({"state": "intent", "key": notice.key, "notice": asdict(notice)})

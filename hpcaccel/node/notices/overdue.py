@@ -1,5 +1,5 @@
-"""Notices of a run or a sweep whose batch steps were killed before they could send them: sent by the program that looks
-at it next."""
+"""Notices of a run or a sweep whose batch steps were killed before they could send them. The next program that reads
+the state of the run sends them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["send_overdue_notices"]
 def send_overdue_notices(run: RunDir, *, state: str, detail: str) -> int:
     """Try each notice of an ended run or sweep that is neither delivered nor given up once. Returns 0.
 
-    Does nothing if the sender of a batch step is still at work. A line ``settled`` in the outbox says that no further
-    program needs to look, until the ledger grows, or the account of a worker.
+    Does nothing if the sender of a batch step is still running. After a line ``settled`` in the outbox, no
+    program needs to read it until the ledger, or the account of a worker, grows.
 
     Args:
-        state: the state, from which an end is told that no batch step has recorded.
+        state: the run's state, for the notice of an end that no batch step has recorded.
         detail: the sentence about it.
     """
     sweep = SweepDir(run.path)

@@ -68,7 +68,7 @@ class SenderProcess:
         try:
             self._process.wait(HURRY_SECONDS if hurry else END_SECONDS)
         except subprocess.TimeoutExpired:
-            log.warning("the receiver of notices does not answer: not waiting any longer")
+            log.warning("the receiver of notices does not respond: not waiting any longer")
             self._process.kill()
             self._process.wait()
 

@@ -101,7 +101,7 @@ class GpuReader:
             memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         power = None if device.mig else self._ask(lambda: float(nvml.nvmlDeviceGetPowerUsage(handle)))
         energy = None if device.mig else self._ask(lambda: int(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
-        # The driver tells no utilization of MIG devices. One without a process is idle all the same.
+        # The driver reports no utilization of MIG devices. One without a process is idle all the same.
         idle = self._pids(device) == [] if utilization is None else utilization < IDLE_PERCENT
         return GpuSample(
             uuid=device.uuid,
@@ -147,7 +147,7 @@ class GpuReader:
             yield _Device(handle=handle, uuid=uuid, name=name or "", mig=mig)
 
     def _ask(self, question: Callable[[], T]) -> T | None:
-        """The driver's value; None if the driver does not tell it, or is too old for the question."""
+        """The driver's value; None if the driver does not report it, or is too old to support the query."""
         try:
             return question()
         except (self._nvml.NVMLError, self._nvml.NVMLLibraryMismatchError):

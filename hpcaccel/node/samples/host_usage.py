@@ -70,7 +70,7 @@ class HostReader:
 
 
 class JobCgroup:
-    """Slurm's cgroup of the job that this process belongs to. Values are None if the kernel does not tell them.
+    """Slurm's cgroup of the job that this process belongs to. Values are None if the kernel does not report them.
 
     Args:
         own: the file with this process's cgroups, as cgroups(7) describes it.
@@ -162,7 +162,7 @@ class JobCgroup:
 
 
 def _cpus_of(env: Mapping[str, str], node: str) -> int | None:
-    """The job's CPUs on ``node``, as Slurm counts them. The affinity of a sampler's step says less: it may have one."""
+    """The job's CPUs on ``node``, as Slurm counts them. The sampler's own step may have a single one."""
     try:
         nodes = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""))
         counts = hostlist.tasks_per_node(env.get("SLURM_JOB_CPUS_PER_NODE", ""))

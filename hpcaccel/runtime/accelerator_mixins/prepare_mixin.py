@@ -175,7 +175,7 @@ class PrepareMixin(SessionMixin):
         return is_dispatched(model)
 
     def to_device(self, value: Any) -> Any:
-        """Move nested tensors to this rank's device."""
+        """Move the tensors in lists, tuples and dicts of any depth to this rank's device, and return the result."""
         from hpcaccel.runtime.distributed.collectives.nested_ops import to_device
 
         return to_device(value, self._session.group.device)
@@ -200,8 +200,15 @@ class PrepareMixin(SessionMixin):
         return join_uneven_inputs(self._setup, joinables, even_batches=even_batches)
 
     def free_memory(self, *objects: Any) -> tuple[None, ...]:
-        """Drop hpcaccel's references to prepared objects, and free memory. ``a, b = accelerator.free_memory(a, b)``
-        drops the script's references, too."""
+        """Drop hpcaccel's references to all prepared objects, and free memory.
+
+        Args:
+            objects: variables of the script that refer to prepared objects.
+
+        Returns:
+            A None for each of ``objects``: ``model, loader = accelerator.free_memory(model, loader)`` drops the
+            script's references, too.
+        """
         self._session.forget()
         gc.collect()
         if self._session.group.device.type != "cpu":

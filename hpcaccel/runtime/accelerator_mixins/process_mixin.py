@@ -157,7 +157,10 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         """Concatenate all ranks' tensors along dimension 0, in rank order, on every rank. Scalars become 1-d tensors.
 
         Args:
-            tensor: tensors, in lists, tuples and dicts of any depth.
+            tensor: tensors, in lists, tuples and dicts of any depth, of the same shapes and types on every rank.
+
+        Returns:
+            The same structure. A tensor of shape (n, …) has become one of shape (ranks × n, …).
 
         Raises:
             RuntimeMisuse: there are several ranks, and a leaf is not a tensor, the process group has been destroyed,
@@ -196,6 +199,9 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         Args:
             reduction: ``sum``, ``mean`` or ``max``; with ``none`` each rank keeps its own tensors.
 
+        Returns:
+            Tensors of the same shapes.
+
         Raises:
             RuntimeMisuse: as in ``gather``; ``reduction`` is unknown.
         """
@@ -205,6 +211,11 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
         """Pad tensors, nested as in ``gather``, with ``pad_index`` along ``dim`` to the greatest length on any rank.
+
+        Args:
+            dim: the dimension in which the shapes of the ranks' tensors may differ.
+            pad_index: the value of the added entries.
+            pad_first: whether to add them before the tensor's own entries, not after them.
 
         Raises:
             RuntimeMisuse: a leaf is not a tensor; types or numbers of dimensions differ; some ranks do not make this
@@ -225,7 +236,15 @@ class ProcessMixin(SessionMixin, ProcessInfo):
         self._triggered = None if value is None else bool(value)
 
     def set_trigger(self) -> None:
-        """Make the next ``check_trigger`` return True on all ranks."""
+        """Make the next ``check_trigger`` return True on all ranks. Any rank may call this, at any time.
+
+        Example::
+
+            if accelerator.is_main_process:  # such as: the loss is not finite
+                accelerator.set_trigger()
+            if accelerator.check_trigger():  # on all ranks
+                print("stopping")
+        """
         self._triggered = True
 
     def check_trigger(self) -> bool:

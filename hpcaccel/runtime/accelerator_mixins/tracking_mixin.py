@@ -55,7 +55,8 @@ class TrackingMixin(SessionMixin):
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Start the trackers of ``log_with`` on rank 0. Before this call they neither connect nor write files.
+        """Start the trackers of ``log_with`` on rank 0, after finishing those of an earlier call. Before this call they
+        neither connect nor write files.
 
         After a requeue most trackers continue the runs that they had started (see the trackers' classes), unless
         ``init_kwargs`` select other runs.
@@ -63,7 +64,8 @@ class TrackingMixin(SessionMixin):
         Args:
             project_name: name of the trackers' project, experiment or directory.
             config: hyperparameters to store.
-            init_kwargs: keyword arguments by tracker, such as ``{"wandb": {"tags": ["a"]}}``.
+            init_kwargs: keyword arguments by tracker, such as ``{"wandb": {"tags": ["a"]}}``. Unknown names are
+                ignored with a warning.
         """
         self._hub().start(project_name, config, init_kwargs or {})
 
@@ -93,6 +95,10 @@ class TrackingMixin(SessionMixin):
                 accumulation boundaries, but not less than the largest step logged before. If a name has several values
                 at one step, the last value counts in the metrics and in W&B; TensorBoard shows all values.
             log_kwargs: keyword arguments by tracker, such as ``{"wandb": {"commit": False}}``.
+
+        Example::
+
+            accelerator.log({"loss": 0.5, "eval": {"accuracy": 0.9}}, step=1)
         """
         from hpcaccel.runtime.training.metrics_writer import log_values
 

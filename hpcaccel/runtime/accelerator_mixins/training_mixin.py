@@ -75,11 +75,21 @@ class TrainingMixin(SessionMixin):
 
     def accumulate(self, *models: nn.Module) -> MicroBatch:
         """Context of one micro-batch: gradients of ``models`` are reduced over the ranks only if an optimizer step
-        follows or ``sync_each_batch`` is set."""
+        follows or ``sync_each_batch`` is set. Prepared optimizers step only in the last micro-batch.
+
+        Example::
+
+            for inputs, targets in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss_function(model(inputs), targets))
+                    optimizer.step()
+                    optimizer.zero_grad()
+        """
         return self._setup.micro_batch(models)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context in which the model's gradients are not reduced over the ranks."""
+        """Context in which the gradients of a model under DDP or FSDP are not reduced over the ranks. It has no effect
+        on other models."""
         from hpcaccel.runtime.training import gradient_sync
 
         return gradient_sync.no_sync(model)
@@ -153,7 +163,11 @@ class TrainingMixin(SessionMixin):
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> torch.autocast:
         """``torch.autocast`` with the precision of prepared models, for computations outside them. It is disabled if
-        ``native_amp`` is False."""
+        ``native_amp`` is False.
+
+        Args:
+            autocast_handler: options for this context; default: those of the constructor's ``kwargs_handlers``.
+        """
         from hpcaccel.runtime.parallel import precision
 
         session = self._session
@@ -163,6 +177,11 @@ class TrainingMixin(SessionMixin):
 
     def clip_grad_norm_(self, parameters: clipping.Parameters, max_norm: float, norm_type: float = 2) -> torch.Tensor:
         """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``.
+
+        Args:
+            parameters: a tensor or an iterable of tensors, such as ``model.parameters()``.
+            max_norm: maximum norm of all gradients together.
+            norm_type: p of the p-norm, such as 2 or ``math.inf``.
 
         Returns:
             The norm before scaling, over all ranks. Between accumulation boundaries gradients are unchanged, and the
@@ -177,6 +196,9 @@ class TrainingMixin(SessionMixin):
 
     def clip_grad_value_(self, parameters: clipping.Parameters, clip_value: float) -> None:
         """At accumulation boundaries, clamp gradients to the range from ``-clip_value`` to ``clip_value``.
+
+        Args:
+            parameters: a tensor or an iterable of tensors, such as ``model.parameters()``.
 
         Raises:
             RuntimeMisuse: the training uses DeepSpeed.
@@ -209,6 +231,12 @@ class TrainingMixin(SessionMixin):
 
         Raises:
             RuntimeMisuse: an activity is unknown.
+
+        Example::
+
+            with accelerator.profile() as profiler:
+                model(torch.randn(16, 4))
+            accelerator.print(profiler.key_averages().table(row_limit=10))
         """
         from hpcaccel.runtime.handlers import ProfileKwargs
         from hpcaccel.runtime.training.profile_context import ProfileContext

@@ -32,7 +32,7 @@ def create_empty_model(
 
     Raises:
         ImportError: the library is not installed.
-        ValueError: another library, or neither library knows the configuration.
+        ValueError: the library is another one, or neither library supports the configuration.
         OSError: there is no such model (raised by the library).
     """
     from hpcaccel.runtime.parallel.meta_device import init_empty_weights

@@ -106,7 +106,7 @@ def accelerator() -> str:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is not None:
         return found.type
-    # torch knows one accelerator only. It may be another vendor's, without a device here.
+    # torch supports one type of accelerator at a time. It may be another vendor's, without a device here.
     if torch.cuda.is_available():
         return "cuda"
     if xla_device.is_initialized():
@@ -153,7 +153,7 @@ def set_device(device: torch.device) -> None:
 
 
 def uuid_of(device: torch.device) -> str:
-    """UUID of a GPU, which all processes of a node know it by; empty if torch does not tell it."""
+    """UUID of a GPU, which is the same in all processes of a node; empty if torch does not report it."""
     if device.type != "cuda":
         return ""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None)  # since torch 2.4

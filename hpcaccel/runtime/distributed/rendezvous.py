@@ -152,8 +152,8 @@ def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
         interface.select()
     except dist.DistError as error:
         raise RankEnvironmentError(
-            f"rank {env.rank} of {env.world_size} could not meet the other ranks at {env.master_addr} "
-            f"(timeout: {timeout.total_seconds():.0f} s): {_first_line(error)}. "
+            f"rank {env.rank} of {env.world_size} could not complete the rendezvous with the other ranks at "
+            f"{env.master_addr} (timeout: {timeout.total_seconds():.0f} s): {_first_line(error)}. "
             "Rank 0's error message lists the missing ranks"
         ) from error
     finally:

@@ -73,7 +73,7 @@ def set_module_tensor_to_device(
         raise OffloadError(f"{type(owner).__name__} has no parameter and no buffer {tensor_name!r}")
     target = as_device(device)
     if fp16_statistics is not None and bits_of(present) != 8:
-        raise OffloadError(f"{tensor_name} is no 8-bit weight of bitsandbytes: fp16_statistics do not belong to it")
+        raise OffloadError(f"{tensor_name} is not an 8-bit weight of bitsandbytes: omit fp16_statistics")
     tied = _tied(tied_params_map, value, present)
     if tied is not None and target in tied:
         slots[name] = tied[target]

@@ -87,7 +87,7 @@ def offload_weight(
 
 def _file(folder: str | os.PathLike[str] | None, name: str) -> Path:
     if folder is None:
-        raise OffloadError(f"{name} is in no safetensors file, and there is no folder: pass save_folder")
+        raise OffloadError(f"{name} is not in a safetensors file, and there is no folder for it: pass save_folder")
     if os.sep in name:
         raise OffloadError(f"the name of the tensor {name!r} contains {os.sep!r} and cannot be a file name")
     return Path(folder, f"{name}.dat")

@@ -82,7 +82,7 @@ class ResultLog:
 
 
 def last_lines(folder: Path) -> dict[Path, bytes]:
-    """The last line of each rank's results, without its beginning."""
+    """The last line of each rank's results, without its first key."""
     return {path: path.read_bytes().rpartition(b'{"selftest"')[2] for path in folder.glob("rank-*.jsonl")}
 
 

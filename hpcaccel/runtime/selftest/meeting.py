@@ -135,7 +135,7 @@ def _rendezvous_fault(env: RankEnvironment, message: str) -> Fault:
         return Fault(kind="missing", message=message, ranks=ranks)
     if "two processes have rank" in message:
         return Fault(kind="twice", message=message)
-    if "could not meet the other ranks" in message:
+    if "could not complete the rendezvous" in message:
         return Fault(kind="error", message=message, ranks=())  # this rank has reached rank 0
     return Fault(kind="unreachable", message=message)
 

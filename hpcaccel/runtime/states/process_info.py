@@ -47,12 +47,12 @@ class ProcessInfo:
 
     @property
     def process_index(self) -> int:
-        """Number of this rank among all ranks, from 0."""
+        """Index of this rank among all ranks, from 0."""
         return self._world.env.rank
 
     @property
     def local_process_index(self) -> int:
-        """Rank of this process on its node."""
+        """Index of this rank among the ranks of its node, from 0."""
         return self._world.env.local_rank
 
     @property
@@ -97,11 +97,18 @@ class ProcessInfo:
         gets the object itself.
 
         Args:
+            inputs: the same items on every process. Tensors are split along dimension 0; the values of a dict must have
+                the same length.
             apply_padding: repeat the last item so that all parts have the same length;
                 ``PartialState().gather_for_metrics`` removes the repeated items.
 
         Raises:
             RuntimeMisuse: ``inputs`` cannot be split.
+
+        Example::
+
+            with hpcaccel.PartialState().split_between_processes(["a", "b", "c"]) as part:
+                print(part)  # ['a', 'b'] on rank 0 of 2, ['c'] on rank 1
         """
         from hpcaccel.runtime.distributed.split_between_processes import refuse_unsplittable, split
 
@@ -117,7 +124,7 @@ class ProcessInfo:
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
         """Context manager: the main process runs the block before all other processes. All processes must enter the
-        block."""
+        block. Use it where rank 0 downloads or preprocesses data that the others then read from a cache."""
         with self._first(self.is_main_process):
             yield
 

@@ -1,7 +1,7 @@
 """``AgreedStop``: the stop of one training. The training loop and the stop gate each have one.
 
-It holds what a stop consists of: the flag that signals set, the agreement of the ranks at each step, the request that
-says why to stop and what follows, ``hpcaccel save``, and the exit with its outcome; and ``hpcaccel profile``, which
+It holds what a stop consists of: the flag that signals set, the agreement of the ranks at each step, the request with
+the reason and what follows, ``hpcaccel save``, and the exit with its outcome; and ``hpcaccel profile``, which
 both owners need at each step. What is saved, and how, is decided by its owner: ``TrainingEnd`` and ``SaveSchedule`` for
 the loop, the program for the gate.
 """

@@ -210,6 +210,12 @@ class LocalSGD:
     after each optimizer step. Parameters are averaged over all ranks after every ``local_sgd_steps`` steps, and at the
     end of the block unless the block raises. Optimizer state and buffers are not averaged.
 
+    Args:
+        accelerator: the Accelerator that has prepared the model.
+        model: the prepared model, with strategy ``ddp``.
+        local_sgd_steps: number of optimizer steps between two averages, at least 1.
+        enabled: whether to average at all. If False, DDP averages the gradients in each step as usual.
+
     Raises:
         RuntimeMisuse: the model is sharded, so its ranks cannot train independently; or ``local_sgd_steps`` is below 1.
     """

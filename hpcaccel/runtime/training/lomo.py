@@ -92,8 +92,8 @@ def fused_backward(setup: Setup, loss: torch.Tensor, learning_rate: float | None
     optimizer = next((one for one in setup.session.optimizers if isinstance(one, LomoOptimizer)), None)
     if optimizer is None:
         raise LomoError(
-            f"backward(learning_rate={learning_rate!r}) is for LOMO, and none was prepared: pass a Lomo or an AdaLomo "
-            "of lomo_optim to prepare(), or leave learning_rate out"
+            f"backward(learning_rate={learning_rate!r}) needs a LOMO optimizer, and none was prepared: pass a Lomo or "
+            "an AdaLomo of lomo_optim to prepare(), or leave learning_rate out"
         )
     if setup.accumulation.steps > 1 or not setup.accumulation.is_boundary:
         raise LomoError(

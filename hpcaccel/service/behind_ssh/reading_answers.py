@@ -33,7 +33,7 @@ def answer_readings(questions: BinaryIO, send: Callable[..., None]) -> None:
         try:
             value = json.dumps(_answer(json.loads(line))).encode("ascii")
             if len(value) > MOST_READING_BYTES:
-                raise UserError(f"the answer is larger than {MOST_READING_BYTES >> 20} MB: ask for a smaller part")
+                raise UserError(f"the response is larger than {MOST_READING_BYTES >> 20} MB: request a smaller part")
         except HpcaccelError as error:
             kind = next((one.__name__ for one in KINDS if isinstance(error, one)), "")
             send("reading", error=str(error), kind=kind)

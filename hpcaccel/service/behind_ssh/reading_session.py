@@ -34,7 +34,7 @@ class _Question:
 
 
 class ReadingSession:
-    """Asks a cluster, one question at a time.
+    """Sends read requests to a cluster, one at a time.
 
     Args:
         name: the cluster's name, for messages.
@@ -68,7 +68,7 @@ class ReadingSession:
         except FutureTimeout:
             with self._changed:
                 question.answer.cancel()
-            raise ConnectionLost(f"{self._name} did not answer within {ANSWER_SECONDS:.0f} s") from None
+            raise ConnectionLost(f"{self._name} did not respond within {ANSWER_SECONDS:.0f} s") from None
 
     def close(self) -> None:
         """End the program on the login node."""

@@ -151,7 +151,8 @@ class RemoteRuns:
             return None
         places = self._places()
         if name not in places or not run or run.startswith("-"):
-            raise RunNotFound(f"{token[:80]!r} is not a run on a cluster behind SSH ({', '.join(places) or 'none'})")
+            known = ", ".join(places) or "none"
+            raise RunNotFound(f"{token[:80]!r} is not CLUSTER:RUN with a cluster behind SSH (there are: {known})")
         return RemoteRun(places[name].commands, run)
 
     def find_sweep(self, run: RemoteRun) -> RemoteSweep:
@@ -237,7 +238,7 @@ class RemoteRuns:
 def _here(cluster: str, document: dict[str, Any]) -> Overview:
     """An overview as this machine names it."""
     if "run_id" not in document or "state" not in document:
-        raise UserError(f"{cluster} answered something else: {json.dumps(document)[:200]}")
+        raise UserError(f"{cluster} sent an unexpected response: {json.dumps(document)[:200]}")
     return from_json(Overview, _named(cluster, document))
 
 

@@ -94,7 +94,7 @@ def expected_starts(client: Client, text: str, cluster: str | None, directory: s
     except HpcaccelError as error:
         return html.P(str(error), className="muted")
     if not choices:
-        return html.P("Slurm knows no partition for this job.", className="muted")
+        return html.P("Slurm has no partition for this job.", className="muted")
     titles = ("Partition", "Nodes", "Start", "GPU-hours")
     return html.Table(
         [

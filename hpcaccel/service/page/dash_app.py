@@ -1,7 +1,7 @@
 """The page as an application below REST: Dash on FastAPI, with relative addresses, so that any proxy may be in front.
 
-Dash believes that it is at the root. The first HTML of a page refers to its files relatively, and a script in it tells
-Dash's program in the browser the path below which it really is: ``/``, ``--base-path``, or what a proxy has added.
+Dash is configured for the root. The first HTML of a page refers to its files relatively, and a script in it sets the
+path for Dash's program in the browser: ``/``, ``--base-path``, or what a proxy has added.
 """
 
 from __future__ import annotations

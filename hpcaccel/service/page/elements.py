@@ -33,7 +33,7 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, HpcaccelError):
         return str(error)
     if isinstance(error, OSError):
-        return f"the service does not answer ({error.strerror or error})"
+        return f"the service does not respond ({error.strerror or error})"
     raise error
 
 

@@ -66,7 +66,7 @@ def layout(*, demo: bool = False) -> dmc.MantineProvider:
     """The frame, the same for all pages.
 
     Args:
-        demo: the runs are recorded ones, and the frame says so.
+        demo: whether the runs are recorded ones, which the frame shows.
     """
     return dmc.MantineProvider(
         id="theme",

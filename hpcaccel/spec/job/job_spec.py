@@ -166,7 +166,7 @@ class JobSpec(Section):
     runtime: RuntimeSection = section_field("Settings of hpcaccel.Accelerator.")
     checkpoint: CheckpointSection = section_field("When to save and what to start from.")
     resilience: ResilienceSection = section_field("What happens after preemptions and failures.")
-    notify: NotifySection = section_field("Which events are told by mail or to a webhook.")
+    notify: NotifySection = section_field("Which events are sent by mail or to a webhook.")
 
     _source: Path | None = PrivateAttr(default=None)
 

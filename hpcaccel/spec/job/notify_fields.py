@@ -1,4 +1,4 @@
-"""Section ``notify`` of a job spec: which events are told to whom, through Slurm's mail and through a webhook."""
+"""Section ``notify`` of a job spec: which events are sent to whom, by Slurm's mail and by a webhook."""
 
 import re
 from collections.abc import Mapping
@@ -15,23 +15,23 @@ __all__ = ["NotifySection", "mail_conflicts"]
 
 Event = Literal["start", "requeue", "stop", "failure", "hang", "end", "idle_gpus"]
 _MAIL_TYPES = {"start": "BEGIN", "requeue": "REQUEUE", "stop": "END", "failure": "FAIL", "end": "END"}
-"""Values of sbatch's --mail-type. Slurm knows nothing of hangs and idle GPUs."""
+"""Values of sbatch's --mail-type. Slurm has none for hangs and idle GPUs."""
 
 
 class NotifySection(Section):
-    """Who is told about the events of a run. The webhook's URL is a secret and is never part of a spec."""
+    """Who is notified of the events of a run. The webhook's URL is a secret and is never part of a spec."""
 
     events: list[Event] = Field(
         default_factory=lambda: list(get_args(Event)),
-        description="What to tell. start: ranks start in a job; requeue: the job goes back to the queue; stop: "
+        description="What to send. start: ranks start in a job; requeue: the job goes back to the queue; stop: "
         "the run pauses; failure: an attempt failed; hang: the ranks hang; end: the run is over; idle_gpus: GPUs do "
         "nothing for 10 minutes while the run trains. Default: all.",
         examples=[["failure", "hang", "end"]],
     )
     mail: Word | None = Field(
         default=None,
-        description="Who gets mail from Slurm (--mail-user and --mail-type), which knows start, requeue, stop, failure "
-        "and end of the job; hang and idle_gpus are told by the webhook only.",
+        description="Who gets mail from Slurm (--mail-user and --mail-type), for start, requeue, stop, failure and end "
+        "of the job; hang and idle_gpus are sent by the webhook only.",
         examples=["me@example.org"],
     )
     webhook: Flag | None = Field(
@@ -68,7 +68,7 @@ class NotifySection(Section):
         return found
 
     def policy(self) -> "NoticePolicy":
-        """What the batch step needs of this section."""
+        """This section as part of the launch spec, for the batch step."""
         from hpcaccel.core.launch_spec import NoticePolicy  # `render` and `validate` need none of its classes
 
         return NoticePolicy(**self.model_dump(mode="json", exclude={"mail"}))

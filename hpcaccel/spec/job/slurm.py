@@ -216,7 +216,7 @@ class Resources(Section):
 
 def requests_gpus(key: str, value: Any) -> bool:
     """Whether ``value``, validated or not, requests GPUs. ``key`` is ``gpus_per_node``, ``gpus_per_task`` or ``gres``,
-    of which at most one may request GPUs. A request for 0 GPUs counts, too.
+    of which at most one may request GPUs. A request for 0 GPUs also counts.
     """
     if value is None:
         return False

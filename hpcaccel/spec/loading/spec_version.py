@@ -2,7 +2,7 @@
 
 A release that renames a key adds a row to ``RENAMED``: the old key is read as the new one, with a warning. The next
 but one release removes the row, and names the new key in ``moved`` of the key's section, so that the old one is an
-error that says what to write. ``docs/versions.md`` has the policy for users.
+error with the key to write instead. ``docs/versions.md`` has the policy for users.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _check_version(values: Mapping[str, Any], places: Mapping[KeyPath, SourceLoc
         raise SpecError(f"{place}: {KEY} {_text(given)!r} is not a version: write {KEY}: {SPEC_VERSION}, or remove it")
     if version > SPEC_VERSION:
         raise SpecError(
-            f"{place}: {KEY} {version} is of a newer hpcaccel: this one ({hpcaccel.__version__}) reads versions up to "
+            f"{place}: {KEY} {version} needs a newer hpcaccel: this one ({hpcaccel.__version__}) reads versions up to "
             f"{SPEC_VERSION}. Upgrade it: pip install --upgrade hpcaccel"
         )
 

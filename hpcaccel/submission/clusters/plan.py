@@ -202,7 +202,7 @@ class DebugJob:
     """A phrase for the note: the debugging partition or QOS, or why the spec's own partition is used."""
 
     def note(self, spec: JobSpec) -> str:
-        """A note for the user. ``spec`` is the spec after these settings and then the user's own were applied."""
+        """A note for the user. ``spec`` contains these settings, then the user's own."""
         back = "" if spec.resilience.requeue or spec.resilience.chain else ", not requeued"
         nodes = "one node" if spec.slurm.nodes in (None, "1") else f"{spec.slurm.nodes} nodes"
         if spec.components:

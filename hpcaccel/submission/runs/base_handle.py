@@ -75,7 +75,11 @@ class Handle:
         """The current status. The scheduler is queried rarely, and only if the run directory is not enough.
 
         Args:
-            patient: for repeated calls; see :func:`hpcaccel.submission.runs.status.statuses`.
+            patient: for repeated calls: use cached job states until they expire, even if a job has changed.
+
+        Returns:
+            A ``RunStatus``. Its ``state`` is one of pending, starting, running, stopping and requeued for an active
+            run, and one of completed, pruned, failed, cancelled, paused and lost for one that has ended.
         """
         return status(self.dir, self._slurm, patient=patient)
 
@@ -88,6 +92,9 @@ class Handle:
             timeout: in seconds, as in ``concurrent.futures``; ``timeout_seconds`` is the same.
             progress: whether to show the progress meanwhile: state, step, newest values, time left. It is shown in the
                 notebook's cell, or on stderr. Default: only in a notebook.
+
+        Returns:
+            The status at the end. A run that has failed raises no error here: look at ``state``.
 
         Raises:
             TimeoutError: the run has not ended within ``timeout``; it continues.
@@ -141,6 +148,17 @@ class Handle:
         """A future for ``concurrent.futures.wait``. Its value is the result, an array's results, or a sweep's status.
 
         A thread of this process waits. Cancelling the future does not affect the run: use :meth:`cancel`.
+
+        Returns:
+            The future. Its exception is that of ``result``, such as ``RunFailed``.
+
+        Example::
+
+            from concurrent.futures import as_completed
+
+            runs = [hpcaccel.submit("job.yaml", cluster="local") for _ in range(2)]
+            for future in as_completed([run.as_future() for run in runs]):
+                future.result()
         """
         future: Future[Any] = Future()
 
@@ -163,32 +181,72 @@ class Handle:
         return LOOK_SECONDS
 
     def stop(self, then: control.Then = "pause") -> None:
-        """Stop the run after a save; see :func:`hpcaccel.submission.runs.control.request_stop`.
+        """Request that the run save and stop, and return before it has stopped.
 
         Args:
-            then: ``pause`` until :meth:`resume`, ``requeue`` the job, or ``finish``: end the loop as if it were done.
+            then: ``pause``: the run stays stopped until :meth:`resume`; ``requeue``: it returns to the queue;
+                ``finish``: the code after the training loop runs, and the run ends.
+
+        Raises:
+            UserError: the run has ended; it is in the queue, and ``then`` is not ``pause``; its program is stopped by
+                signals, and ``then`` is ``finish``.
+            RunDirectoryError: the request cannot be written.
+            ClusterError, SlurmCommandError: Slurm refused to cancel a pending job, or did not respond. The request is
+                saved and takes effect when a job of the run is running.
         """
         control.request_stop(self.dir, then=then, slurm=self._slurm)
 
     def save(self) -> None:
-        """Save a checkpoint now and continue; see :func:`hpcaccel.submission.runs.control.request_save`."""
+        """Request that a running training save a checkpoint, all ranks after the same step, and continue.
+
+        Raises:
+            UserError: nothing of the run is training, or its program is stopped by signals and decides itself when to
+                save.
+            RunDirectoryError: the request cannot be written.
+        """
         control.request_save(self.dir, slurm=self._slurm)
 
     def profile(self, *, steps: int = 5, ranks: Sequence[int] = (0,)) -> str:
-        """Record the next steps with torch's profiler, and continue; see
-        :func:`hpcaccel.submission.runs.profiling.request_profile`.
+        """Request that ranks of a running training record their next steps with torch's profiler, and continue.
+
+        The traces are written to the run directory; ``hpcaccel profile`` also waits for them.
+
+        Args:
+            steps: number of optimizer steps, 1 to 50.
+            ranks: the ranks that record, at most 16.
 
         Returns:
-            The request's id, for :func:`hpcaccel.submission.runs.profiling.follow_profile`.
+            The request's id.
+
+        Raises:
+            UserError: nothing is training, ``steps`` or ``ranks`` are out of range, the program does not use
+                hpcaccel's runtime, or another request is open.
+            RunDirectoryError: the request cannot be written.
         """
         from hpcaccel.submission.runs.profiling import request_profile
 
         return request_profile(self.dir, steps=steps, ranks=ranks, slurm=self._slurm).id
 
     def cancel(self) -> None:
-        """Cancel the run now, without a requeue; see :func:`hpcaccel.submission.runs.control.request_cancel`."""
+        """Cancel the run now, without a requeue. :meth:`resume` continues it from its newest checkpoint.
+
+        Raises:
+            UserError: the run has ended, and none of its jobs is left in the queue.
+            RunDirectoryError: the request cannot be written.
+            ClusterError, SlurmCommandError: Slurm refused to cancel a job, or did not respond. If the run has not
+                ended, the request is saved and takes effect when a job of the run is running.
+        """
         control.request_cancel(self.dir, slurm=self._slurm)
 
     def resume(self) -> None:
-        """Continue the run in a new job; see :func:`hpcaccel.submission.runs.control.resume`."""
+        """Continue a run that is paused, failed, cancelled or lost in a new job; for an array, all such tasks.
+
+        The new job starts from the newest checkpoint.
+
+        Raises:
+            RunBusy: the run has not ended, or will be requeued.
+            UserError: the run is completed, or one of its secrets is not set in this environment.
+            ClusterError: this machine has no Slurm, or Slurm refused the job.
+            SlurmCommandError: Slurm did not respond.
+        """
         control.resume(self.dir, slurm=self._slurm)

@@ -24,7 +24,7 @@ _SETTLED = ("delivered", "given_up")
 
 
 class EndedState(Protocol):
-    """What must be known of a run or a sweep: ``RunStatus``, or the overview of a sweep."""
+    """The end of a run or a sweep: a ``RunStatus``, or the overview of a sweep."""
 
     @property
     def ended(self) -> bool: ...

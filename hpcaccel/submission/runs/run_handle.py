@@ -32,7 +32,24 @@ _DONE = ("completed", "pruned")
 
 
 class Run(Handle):
-    """A single run, in one job or several. Raises RunDirectoryError if ``path`` is not a run directory."""
+    """Handle to a submitted run, in one job or several: status, wait, result, stop, resume.
+
+    ``submit`` and ``find_run`` return one; it can also be opened by its directory, in another process or later.
+
+    Args:
+        path: the run directory.
+        slurm: calls Slurm's programs; default: those on ``PATH``.
+        is_known: whether ``path`` is known to be a run directory, so that it is not checked.
+
+    Raises:
+        RunDirectoryError: ``path`` is not a run directory.
+
+    Example::
+
+        run = hpcaccel.submit("job.yaml", cluster="local")
+        if run.wait().state == "failed":
+            print(run.log(rank=0).read_text())
+    """
 
     @property
     def job(self) -> Job[Any]:
@@ -47,7 +64,12 @@ class Run(Handle):
         return read_launch(self.dir).ranks
 
     def log(self, rank: int = 0, *, attempt: int | None = None) -> Path:
-        """The log file of a rank in ``attempt``, by default the newest attempt."""
+        """The path of a rank's log file. The file is missing if the rank has not started.
+
+        Args:
+            rank: the rank, from 0.
+            attempt: number of the attempt, from 1; default: the newest.
+        """
         return self.dir.rank_log(attempt or max(1, read_facts(self.dir).attempts), rank)
 
     def result(
@@ -89,7 +111,7 @@ class Run(Handle):
             metric: one name or several, each with its own axes. Default: ``loss``, or else the first logged metric.
 
         Returns:
-            a matplotlib figure, which is independent of pyplot.
+            A matplotlib figure, which is independent of pyplot.
 
         Raises:
             UserError: the run has not logged this metric, or none yet; or matplotlib is not installed.

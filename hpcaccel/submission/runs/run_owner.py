@@ -1,4 +1,4 @@
-"""The user who owns a run, and what other users may ask of it (``sharing: group``)."""
+"""The user who owns a run, and what other users may request of it (``sharing: group``)."""
 
 from __future__ import annotations
 

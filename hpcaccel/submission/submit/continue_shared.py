@@ -45,7 +45,11 @@ def continue_as_own(run: RunDir, *, runs_dir: str | os.PathLike[str] | None = No
     if now.state == "completed":
         raise UserError(f"run {now.run_id} is completed: there is nothing to resume")
     if isinstance(run, SweepDir) or now.tasks:
-        raise UserError(f"{now.run_id} belongs to {owner_of(run)}: of an array or a sweep, continue single runs")
+        what, one = ("a sweep", run.trial(0)) if isinstance(run, SweepDir) else ("an array", run.task(0))
+        raise UserError(
+            f"{now.run_id} is {what} of {owner_of(run)}, and only its owner can continue it as a whole. Continue its "
+            f"runs one by one: hpcaccel resume {one.path}"
+        )
     record = read_record(run)
     try:
         spec = JobSpec.model_validate(_values(run))

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def gather(tensor: Any) -> Any:
-    """See ``Accelerator.gather``."""
+    """Concatenate nested tensors of all ranks; see ``Accelerator.gather``."""
     return gathering.gather(tensor, _group())
 
 
@@ -39,12 +39,12 @@ def gather_object(object: Any) -> Any:
 
 
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """See ``Accelerator.reduce``; the default reduction is the mean."""
+    """Reduce nested tensors of all ranks; see ``Accelerator.reduce``, but the default reduction is the mean."""
     return gathering.reduce(tensor, _group(), reduction=reduction, scale=scale)
 
 
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> Any:
-    """See ``Accelerator.pad_across_processes``."""
+    """Pad nested tensors to the greatest length on any rank; see ``Accelerator.pad_across_processes``."""
     return padding.pad_across_processes(tensor, _group(), dim=dim, pad_index=pad_index, pad_first=pad_first)
 
 
