@@ -90,7 +90,7 @@ def _for_zsh(offer: Offer) -> str:
 
 
 def complete(before: Sequence[str], word: str) -> list[Offer]:
-    """What may stand in the place of the last word of a command line.
+    """Completions of the last word of a command line.
 
     Args:
         before: the words between the program and the last one.

@@ -197,7 +197,7 @@ def _leave_empty_file(run: RunDir, prefix: str) -> None:
 
 
 class SaveRequests:
-    """Requests to save, as rank 0 sees them. The heartbeat's thread calls ``poll``, the training the other methods.
+    """Requests to save, which rank 0 reads. The heartbeat's thread calls ``poll``, the training the other methods.
 
     A save honours the requests that were listed when it began. One that is made during a save causes another save.
     """

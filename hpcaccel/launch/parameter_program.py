@@ -71,7 +71,7 @@ def from_config(path: str) -> Any:
 
 
 def described(built: Any, place: str) -> dict[str, Any]:
-    """What is printed for a model, or for several in a list, tuple or dict."""
+    """The output for a model, or for several in a list, tuple or dict."""
     from torch import nn
 
     values = list(built.values()) if isinstance(built, dict) else built

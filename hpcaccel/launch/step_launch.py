@@ -97,5 +97,5 @@ def _signal_ranks(job_id: str, name: str, number: signal.Signals) -> bool | None
         step = slurm.step_named(job_id, name)
         return step is not None and slurm.signal_step(job_id, step, number.name.removeprefix("SIG"))
     except SlurmCommandError as error:
-        print(f"hpcaccel launch: {number.name} for the ranks: {error}", file=sys.stderr)
+        print(f"hpcaccel launch: cannot send {number.name} to the ranks: {error}", file=sys.stderr)
         return None

@@ -71,7 +71,7 @@ class Job:
 
     def watch_batch_host(self) -> None:
         """Keep the step running that watches the node of the batch step, if the job needs one. It is on a node of the
-        ranks if possible: the loss of that node ends the attempt, and so is noticed."""
+        ranks if possible: the loss of that node ends the attempt, and is detected by that."""
         if self.host_watch is not None:
             ranks = self.placement.nodes
             self.host_watch.look([*(node for node in self.allocation.nodes if node not in ranks), *ranks])

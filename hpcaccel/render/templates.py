@@ -46,7 +46,7 @@ def own_template(place: Path) -> Path | None:
         SpecError: ``place`` does not exist.
     """
     if not place.exists():
-        raise SpecError(f"templates: {str(place)!r} does not exist")
+        raise SpecError(f"templates: {str(place)!r} does not exist. Correct the path, or remove templates")
     if place.is_dir():
         return place / NAME if (place / NAME).is_file() else None
     return place

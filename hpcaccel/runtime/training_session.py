@@ -185,7 +185,7 @@ class TrainingSession:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU, MULTI_GPU, MULTI_XPU …; FSDP, DEEPSPEED; or the value that the script has set."""
+        """FSDP or DEEPSPEED for these strategies, else that of the ranks; or the value that the script has set."""
         return self.distributed_type_override or of_strategy(self.settings.strategy, self.world.distributed_type)
 
     @cached_property

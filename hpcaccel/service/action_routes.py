@@ -38,7 +38,7 @@ class StopRequestBody(BaseModel):
 
 
 class ProfileBody(BaseModel):
-    """What is recorded."""
+    """The steps and ranks to record."""
 
     steps: int = Field(default=5, ge=1, le=50)
     ranks: list[int] = Field(default=[0], min_length=1, max_length=16)

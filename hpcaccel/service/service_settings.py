@@ -16,7 +16,7 @@ _BASE_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """What ``create_app`` needs to know.
+    """Settings of the service, for ``create_app``.
 
     Raises:
         UserError: there is neither a token nor a Unix socket.

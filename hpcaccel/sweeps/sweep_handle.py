@@ -112,7 +112,7 @@ class Sweep:
 
     @property
     def record(self) -> RunRecord:
-        """What was recorded at the submission of the workers: job ids, versions, git commit. Read anew each time."""
+        """The record of the workers' submission: job ids, versions, git commit. Read from disk each time."""
         return self._run.record
 
     @property

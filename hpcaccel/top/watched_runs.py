@@ -23,7 +23,7 @@ ACTIONS: dict[Action, tuple[str, str]] = {
     "stop": ("Stop", "It saves and exits; resume continues it from there."),
     "requeue": ("Requeue", "It saves, exits, and its job is queued again."),
     "finish": ("Finish", "Its training loop ends after this step, and the code after the loop runs."),
-    "save": ("Save", "It saves a checkpoint now and goes on."),
+    "save": ("Save", "It saves a checkpoint now and continues."),
     "cancel": ("Cancel", "It ends now. Steps since the last checkpoint are lost."),
     "resume": ("Resume", "A new job continues it from its newest checkpoint."),
 }
@@ -75,7 +75,7 @@ class WatchedRuns:
         """Carry out ``action``.
 
         Returns:
-            A sentence about what happens now.
+            A sentence for the user about what follows.
 
         Raises:
             HpcaccelError: the run is in a state that does not allow it, or Slurm refuses.

@@ -1,4 +1,4 @@
-"""What a process keeps of runs that it has read: a later look at the same run reads only what is new."""
+"""Readings of runs that a process keeps: a later reading of the same run reads only new data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an overview says about the present: times, pace, work at risk, ranks, and the bar of the run's life."""
+"""The present in an overview: times, pace, work at risk, ranks, and the bar of the run's life."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _ranges(ranks: list[int]) -> str:
 
 
 def _measurements(results: SelftestResults) -> list[str]:
-    """What was measured over all ranks."""
+    """Measurements over all ranks."""
     lines = []
     reduces = [found for one in results.processes if (found := one.data("collectives", "all_reduce"))]
     if reduces:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class BatchHostWatch:
-    """The step that watches, as its supervisor sees it. Its death affects nothing else; it is started again.
+    """The supervisor's handle to the step that watches. The step's death affects nothing else; it is started again.
 
     Args:
         job_id: the job; for a task of an array, ``46_3``.

@@ -34,7 +34,7 @@ QUERY_SECONDS = 60.0
 SELDOM_SECONDS = 300.0
 """Longest interval between queries. Slurm does not notify a job whose time limit was shortened, so the job polls. It
 polls rarely while its end is far away, because all tasks of an array poll. If less than this interval is left after the
-change, the job may notice the change only through Slurm's own warning."""
+change, the job may detect the change only through Slurm's own warning."""
 EARLY_SECONDS = 90
 """Slurm may send its warning signal up to 60 seconds early. A warning that arrives more than this number of seconds
 early is for a time limit that has been extended since, or was sent by a user."""

@@ -1,4 +1,4 @@
-"""The job's NVIDIA GPUs on this node, from the driver's library NVML. GPUs and MIG devices are known by their UUID.
+"""The job's NVIDIA GPUs on this node, from the driver's library NVML. GPUs and MIG devices are identified by UUID.
 
 Which GPUs are the job's: those whose UUIDs are in CUDA_VISIBLE_DEVICES; else all that NVML shows, if these are not more
 than the job has, because Slurm then hides the others; else only those on which a process of the run works. An index is

@@ -37,7 +37,8 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU, MULTI_GPU, MULTI_XPU …; FSDP, DEEPSPEED; or the value that the script has set."""
+        """How the training is distributed: FSDP or DEEPSPEED for these strategies, MULTI_CPU, MULTI_GPU, MULTI_XPU …
+        for other groups of ranks, and NO for a single process; or the value that the script has set."""
         return self._setup.session.distributed_type
 
     @property
@@ -64,7 +65,7 @@ class ProcessMixin(SessionMixin, ProcessInfo):
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
-        """Whether FSDP can be combined with tensor and context parallelism: with strategy ``fsdp``."""
+        """Whether tensor and context parallelism can be combined with FSDP: True with strategy ``fsdp``."""
         return self.is_fsdp2
 
     @property

@@ -71,6 +71,7 @@ class SaveMixin(SessionMixin):
         ranks must call this.
 
         Args:
+            obj: any object that ``torch.save`` can write; a state dict rather than a module.
             f: a path, or a file object if ``safe_serialization`` is False. A file at the path is replaced atomically.
             safe_serialization: whether to write a safetensors file instead; ``obj`` must then be a dict of tensors by
                 name.

@@ -195,7 +195,7 @@ def load_fsdp_optimizer(
         if set(saved) != set(here.values()):
             raise CheckpointError(
                 f"{stored.where}: parameter group {place} contains {shortened(sorted(saved), 5) or 'nothing'}, but "
-                f"this optimizer's contains {shortened(sorted(here.values()), 5)}"
+                f"this optimizer's contains {shortened(sorted(here.values()), 5)}. Create the same groups"
             )
         groups.append({**listed, **below.read(way), "params": listed["params"]})
         for number, parameter in members.items():

@@ -226,7 +226,9 @@ class DeepSpeedPlugin(ConfigValues):
             RuntimeMisuse: the script calls this itself.
         """
         if not _from_accelerator_state:
-            raise RuntimeMisuse("select a DeepSpeedPlugin with accelerator.state.select_deepspeed_plugin(name)")
+            raise RuntimeMisuse(
+                "DeepSpeedPlugin.select() is not for scripts: call accelerator.state.select_deepspeed_plugin(name)"
+            )
         self._selected = True
         self.set_deepspeed_weakref()
 

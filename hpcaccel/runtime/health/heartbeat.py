@@ -57,7 +57,7 @@ class Activity(NamedTuple):
 
 
 class ActivitySource(Protocol):
-    """What a heartbeat needs from its training. The heartbeat's thread calls ``activity``, which must not block."""
+    """Interface of a training for its heartbeat. The heartbeat's thread calls ``activity``, which must not block."""
 
     own_time: OwnTime | None
     stack_counts: bool

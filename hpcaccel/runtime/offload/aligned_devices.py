@@ -71,7 +71,7 @@ class AlignDevicesHook(ModelHook):
         self.ties: dict[str, Hashable] = {}
         """Keys in ``tied_params_map`` of this module's tied tensors, by name."""
         self._resting: dict[str, torch.Tensor] = {}
-        """What the module has outside of ``forward``: tensors on the meta device."""
+        """The module's placeholders outside of ``forward``: tensors on the meta device."""
         self._lent: list[tuple[Hashable, torch.device]] = []
         """Tied tensors that this module brought to a device, and takes away again."""
 

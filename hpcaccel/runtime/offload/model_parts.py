@@ -79,7 +79,7 @@ def _children(name: str, part: Any) -> list[Part]:
 
 
 def split_part(name: str, part: Any, whole: Collection[str]) -> list[Part]:
-    """What a module consists of: its own tensors, then its children. Empty if it must not be split."""
+    """The parts of a module: its own tensors, then its children. Empty if it must not be split."""
     children = [] if type(part).__name__ in whole else _children(name, part)
     if not children:
         return []

@@ -106,7 +106,7 @@ def _placed(
     *,
     non_blocking: bool,
 ) -> torch.Tensor:
-    """What a module gets in place of ``present``; arguments as in ``set_module_tensor_to_device``."""
+    """The tensor that replaces ``present`` in a module; arguments as in ``set_module_tensor_to_device``."""
     if value is None:
         cast = as_dtype(dtype) if target.type == "meta" and present.is_floating_point() else None
         new = present.to(target, cast or present.dtype, non_blocking=non_blocking)

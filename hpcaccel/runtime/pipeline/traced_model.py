@@ -28,7 +28,7 @@ _CONSTANTS = (torch.Tensor, str, bytes, bool, int, float, complex, type(None), t
 
 
 class CallForm:
-    """What a call of the model looks like: its arguments, the types of its tensors, and their number of rows.
+    """The form of a call of the model: its arguments, the types of its tensors, and their number of rows.
 
     A traced model can only be called in the form of the example. Only the number of rows may differ.
 
@@ -162,7 +162,7 @@ class TracedModel(nn.Module):
 
 
 class _Record:
-    """What the trace finds out. torch.export resets the attributes of a module that it has traced, and their lists."""
+    """Observations of the trace. torch.export resets the attributes of a module that it has traced, and their lists."""
 
     output: OutputForm | None = None
 

@@ -96,7 +96,8 @@ class AcceleratorState(PartialState):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """NO, MULTI_CPU, MULTI_GPU, MULTI_XPU …; FSDP, DEEPSPEED; or the value that the script has set.
+        """How the training is distributed: FSDP or DEEPSPEED for these strategies, MULTI_CPU, MULTI_GPU, MULTI_XPU …
+        for other groups of ranks, and NO for a single process; or the value that the script has set.
 
         A value that the script has set affects only this property and ``join_uneven_inputs``.
         """

@@ -39,7 +39,7 @@ DONE, BUSY, FAILED = range(3)
 
 
 class StopDecision(NamedTuple):
-    """What the ranks have agreed on: whether any rank has to stop or save, or is still in its loop."""
+    """Result of an agreement of the ranks: whether any rank has to stop or save, or is still in its loop."""
 
     stop: bool = False
     save: bool = False

@@ -100,7 +100,7 @@ class RemoteRuns:
         self._readings: SharedValues[Any] = SharedValues(seconds=READING_SECONDS, most=300)
 
     def _places(self, *, anew: bool = False) -> dict[str, _Place]:
-        """The clusters by name. A profile that was added or changed is noticed."""
+        """The clusters by name. Profiles that were added or changed are read again."""
         with self._lock:
             if anew or time.monotonic() - self._known_since > LIST_SECONDS:
                 profiles = {one.name: one for one in self._profiles() if one.host}

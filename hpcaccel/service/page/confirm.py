@@ -61,14 +61,14 @@ ACTIONS = {
     "save": Action(
         label="Save",
         question="Save a checkpoint of {what}?",
-        text="The ranks are asked to save at their next step, and training goes on.",
+        text="All ranks save at their next step, and training continues.",
         do=lambda client, run: client.save(run),
         done="Save requested",
     ),
     "profile": Action(
         label="Profile",
         question="Profile {what}?",
-        text="torch's profiler records the next 5 steps of rank 0 into the run directory, and training goes on.",
+        text="torch's profiler records the next 5 steps of rank 0 into the run directory, and training continues.",
         do=lambda client, run: client.profile(run, 5),
         done="Profile requested",
     ),

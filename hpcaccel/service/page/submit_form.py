@@ -73,7 +73,7 @@ def _input(field: FormField, values: Mapping[str, Any]) -> Any:
 
 
 def input_value(field: FormField, values: Mapping[str, Any]) -> Any:
-    """What the input of a field shows for a spec's values."""
+    """The text in the input of a field, for a spec's values."""
     value: Any = values
     for key in field.path:
         value = value.get(key) if isinstance(value, Mapping) else None

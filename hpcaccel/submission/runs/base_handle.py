@@ -57,7 +57,7 @@ class Handle:
 
     @property
     def record(self) -> RunRecord:
-        """What was recorded at the submission: job ids, versions, git commit. Read anew each time."""
+        """The record of the submission: job ids, versions, git commit. Read from disk each time."""
         return read_record(self.dir)
 
     @property

@@ -1,4 +1,4 @@
-"""Delivery of notices that a killed batch step left behind, started by the first program that sees the run ended."""
+"""Delivery of notices that a killed batch step left behind, started by the first program that reads the ended run."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _TOKENS = ("tokens_per_second", "tokens_per_sec", "tok/s")
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """What a report needs to know of a run."""
+    """A run, with the data that a report shows."""
 
     run: RunDir
     overview: Overview
