@@ -42,7 +42,7 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What became of a POST."""
+    """Result of a POST."""
 
     delivered: bool
     status: int | None = None

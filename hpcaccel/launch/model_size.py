@@ -156,7 +156,7 @@ def _from_checkpoint(path: Path) -> ModelSize:
         if match:
             tensors.append(_stored(f"{match[1]}.{match[2]}", tensor.shape, tensor.dtype))
     if not tensors:
-        raise CheckpointError(f"{path} contains no model")
+        raise CheckpointError(f"{path} contains no model: give a checkpoint or weight files of a model")
     only = all(one.name.startswith("0.") for one in tensors)
     named = [ModelTensor(one.name[2:], one.shape, one.dtype, one.kind) for one in tensors] if only else tensors
     return _sized(str(path), tuple(named), None, "a checkpoint does not contain the model's configuration")

@@ -32,7 +32,7 @@ class ActionAnswer(BaseModel):
 
 
 class StopRequestBody(BaseModel):
-    """What follows after the ranks have saved and stopped."""
+    """The action after the ranks have saved and stopped."""
 
     then: Literal["pause", "requeue", "finish"] = "pause"
 

@@ -93,7 +93,7 @@ _STREAM: dict[int | str, dict[str, Any]] = {
 
 
 def _reader(source: RunSource, token: str, name: str) -> Callable[[int, int], LogPart]:
-    """What reads ranges of a log, or of the one that a rank of an active run will write.
+    """A function that reads ranges of a log, which a rank of an active run may not have created yet.
 
     Raises:
         RunNotFound: there is no such run, or no such log.

@@ -1,4 +1,4 @@
-"""What ``hpcaccel top`` shows and does: plain data of runs from ``view``, and actions. All calls may block."""
+"""Data and actions of ``hpcaccel top``: plain data of runs from ``view``, and actions on them. All calls may block."""
 
 from __future__ import annotations
 

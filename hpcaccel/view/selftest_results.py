@@ -31,7 +31,7 @@ class CheckResult:
 
 @dataclass
 class RankResults:
-    """What one process wrote. ``rank`` is None if its environment does not name one."""
+    """The results that one process wrote. ``rank`` is None if its environment does not name one."""
 
     rank: int | None
     node: str

@@ -27,7 +27,7 @@ GONE_SECONDS = 600.0
 
 @dataclass
 class _Account:
-    """What has been read of a worker's account so far."""
+    """The part of a worker's account that has been read so far."""
 
     path: Path
     offset: int = 0

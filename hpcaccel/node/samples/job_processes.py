@@ -38,7 +38,7 @@ class JobProcesses:
         self._used: dict[tuple[int, str], tuple[float, int, int]] = {}
         """CPU seconds and bytes of each process at the last look, by id and start time."""
         self._ended = [0.0, 0, 0]
-        """What ended processes had used."""
+        """Usage of processes that have ended."""
         self._knows_io = True
 
     def totals(self) -> ProcessTotals:

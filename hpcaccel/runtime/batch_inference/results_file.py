@@ -181,7 +181,7 @@ class ResultsFile:
         return self.path
 
     def _open(self) -> tuple[str, list[int] | None] | str:
-        """What ``ResultParts.open`` returns, or the message of its error, which all ranks are to raise."""
+        """The result of ``ResultParts.open``, or the message of its error, which all ranks raise."""
         try:
             return self._parts.open()
         except RuntimeMisuse as error:

@@ -219,5 +219,5 @@ def save_requests() -> SaveRequests | None:
 
 
 def step_profiler() -> StepProfiler | None:
-    """What records steps of this rank at the request of ``hpcaccel profile``; None outside of a run."""
+    """The profiler of this rank's steps, for ``hpcaccel profile``; None outside of a run."""
     return None if _running is None else _running.profiler

@@ -24,7 +24,7 @@ def nothing(title: str, text: Any, href: str = "", link: str = "") -> html.Div:
 
 
 def failed(error: Exception, href: str = "", link: str = "") -> html.Div:
-    """A state after a failed request: the service's own sentence."""
+    """The element shown after a failed request, with the service's error message."""
     return nothing("This cannot be shown", reason_of(error), href, link)
 
 

@@ -188,7 +188,7 @@ def _register_best(app: Dash, calls: ClientCalls) -> None:
 
 
 def _version(sweep: SweepView, before: dict[str, Any] | None) -> Any:
-    """What the table depends on; ``no_update`` if it need not be read again."""
+    """The values on which the table depends; ``no_update`` if it need not be read again."""
     best = None if sweep.best is None else sweep.best.number
     state = [sweep.trials, best, sweep.state]
     total = sum(sweep.trials.values())

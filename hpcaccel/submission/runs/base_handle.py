@@ -1,4 +1,4 @@
-"""What handles to runs, arrays and sweeps have in common: status, waiting, progress, stop, resume."""
+"""Base class of handles to runs, arrays and sweeps: status, waiting, progress, stop, resume."""
 
 from __future__ import annotations
 

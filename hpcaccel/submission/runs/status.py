@@ -212,7 +212,7 @@ def _judge(fact: RunState, job: SchedulerJob) -> RunStatus:
 
 
 def _times(judged: RunStatus, job: SchedulerJob) -> dict[str, Any]:
-    """What squeue's line says about partition, expected start and time limit."""
+    """Partition, expected start and time limit from squeue's line."""
     if job.entry is None or judged.ended:
         return {}
     if job.phase == "pending":

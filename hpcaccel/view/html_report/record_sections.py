@@ -73,7 +73,7 @@ def text_section(title: str, path: Path, *, folded: bool) -> PageSection | None:
 
 
 def provenance_sections(run: RunDir, record: RunRecord) -> Iterator[PageSection]:
-    """What is needed to repeat the run: commit, versions, packages, jobs."""
+    """Facts needed to repeat the run: commit, versions, packages, jobs."""
     dirty = {True: " with uncommitted changes", False: "", None: ""}[record.git_dirty]
     branched = record.branched_from or {}
     facts = [
