@@ -95,8 +95,8 @@ def _alive(holder: Lease, job_id: str) -> bool:
 
 
 def _known(job_id: str) -> QueueEntry | JobInfo | None:
-    """What Slurm reports about a job; None if Slurm has no record of the job or does not respond. A job that squeue does
-    not list may still exist, so scontrol is queried too."""
+    """What Slurm reports about a job; None if Slurm has no record of it or does not respond. A job that squeue does not
+    list may still exist, so scontrol is queried too."""
     slurm = Slurm()
     try:
         return slurm.queue([job_id]).get(job_id) or slurm.job(job_id)

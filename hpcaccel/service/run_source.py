@@ -1,4 +1,4 @@
-"""Where the routes get runs from: this user's runs on this machine, looked up by id or name, and their overviews."""
+"""Source of the runs for the routes: this user's runs on this machine, looked up by id or name, and their overviews."""
 
 from __future__ import annotations
 

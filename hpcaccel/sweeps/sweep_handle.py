@@ -80,7 +80,7 @@ def sweep(
 
 
 class Sweep:
-    """Handle to a started sweep: status, trials, results, stop, resume.
+    """Handle to the started sweep in the directory ``path``: status, trials, results, stop, resume.
 
     Raises:
         RunDirectoryError: ``path`` is not a sweep directory.

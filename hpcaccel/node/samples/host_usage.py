@@ -19,7 +19,7 @@ NO_LIMIT = 1 << 60
 
 
 class HostReader:
-    """Reads what the job uses on this node.
+    """Reads the job's CPU time, memory and I/O on this node.
 
     Args:
         local: whether this is the local backend, where no cgroup belongs to the run.

@@ -32,7 +32,7 @@ class OffloadError(RuntimeMisuse, ValueError, RuntimeError):
 
 
 class MappedTensor(NamedTuple):
-    """Where the bytes of a tensor are."""
+    """Location of a tensor's bytes."""
 
     path: Path
     offset: int

@@ -243,7 +243,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
         return list(dict.fromkeys([*self.state_dict, *self.index]))
 
     def stored(self, key: str) -> MappedTensor:
-        """Where the bytes of a tensor that is not in memory are.
+        """Location of the bytes of a tensor that is not in memory.
 
         Raises:
             CheckpointError: the safetensors file is damaged, or does not contain the tensor.

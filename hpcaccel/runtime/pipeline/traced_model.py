@@ -121,7 +121,7 @@ def _rows_of(tensors: Sequence[torch.Tensor], what: str) -> int:
 class TracedModel(nn.Module):
     """The model as a function from its input tensors to a tuple of its output tensors.
 
-    Inputs are copied first. The first stage then has them all, and hands them on like activations: torch cannot pass
+    Inputs are copied first. The first stage then has them all, and passes them on like activations: torch cannot pass
     an input to a later stage. Constants and the containers of the output are kept here, because stages exchange only
     tensors.
     """
@@ -208,7 +208,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def split_at(model: nn.Module, points: Sequence[str]) -> Iterator[Counter[str]]:
-    """Begins a stage at each of these modules while the model is traced.
+    """Context manager: begin a stage at each of these modules while the model is traced.
 
     Yields:
         How often each of the modules has been called.
