@@ -69,7 +69,7 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One line: the time until ``time`` (seconds since the epoch). None: not known on this node."""
+    """One line: the time until ``time`` (seconds since the epoch). Values are None if unknown on this node."""
 
     time: float
     seconds: float = 0.0

@@ -24,7 +24,7 @@ _LEAST = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
-    """The options of the command. None: take the value from the source, or use the default."""
+    """The options of the command. If a value is None, it is taken from the source, or the default is used."""
 
     model: str | None = None
     gpus: int | None = None

@@ -50,7 +50,7 @@ def needs_agent(arguments: Arguments, options: Mapping[str, Any], size: GroupSiz
 def agent_command(
     arguments: Arguments, options: Mapping[str, Any], size: GroupSize, meeting: Sequence[str]
 ) -> list[str]:
-    """The command. ``meeting`` is what ``rendezvous`` returns."""
+    """torchrun's command line. ``meeting`` is the result of ``rendezvous``."""
     passed = [spelled(name) for name in ("module", "no_python", "virtual_local_rank", "run_path") if options.get(name)]
     for name in (*ELASTIC, "rdzv_id"):
         value = options.get(name)

@@ -207,7 +207,7 @@ def read_run(run: RunDir, what: str, options: Mapping[str, Any]) -> Any:
     """
     function = RUN_READINGS.get(what) or SWEEP_READINGS.get(what)
     if function is None:
-        raise UserError(f"{what[:80]!r} is not something that can be read of a run")
+        raise UserError(f"{what[:80]!r} is not a reading of a run")
     try:
         return function(run, **options)
     except ValidationError as error:

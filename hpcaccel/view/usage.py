@@ -21,7 +21,7 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUsage:
-    """One node, over all attempts on it. None: unknown."""
+    """Usage of one node, over all attempts on it. Values are None if unknown."""
 
     node: str
     seconds: float
@@ -39,7 +39,7 @@ class NodeUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUsage:
-    """One GPU or MIG device, over all attempts on its node. None: unknown."""
+    """Usage of one GPU or MIG device, over all attempts on its node. Values are None if unknown."""
 
     node: str
     uuid: str

@@ -204,7 +204,7 @@ def test_errors_of_readings_keep_their_status(laptop: Client, login_node: LoginN
 
 BAD_QUESTIONS = {
     b'{"run": "../x", "what": "spec", "options": {}}': "is not the name of a run",
-    b'{"run": "RUN", "what": "__class__", "options": {}}': "is not something that can be read",
+    b'{"run": "RUN", "what": "__class__", "options": {}}': "is not a reading of a run",
     b'{"run": "RUN", "what": "metrics", "options": {"names": ["a"], "buckets": 9999999}}': "metrics: buckets",
     b'{"run": "RUN", "what": "log", "options": {"name": "../spec.yaml", "offset": 0, "limit": 9}}': "has no log",
     b'{"run": "RUN", "what": "spec", "options": {"self": 1}}': "spec: self",

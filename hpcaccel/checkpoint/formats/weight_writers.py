@@ -84,7 +84,9 @@ def write_safetensors(
     if target.is_file():
         raise CheckpointError(f"{target} is a file; safetensors output needs a directory")
     if target.is_dir() and (there := sorted(item.name for item in target.iterdir() if SAFE.owns(item.name))):
-        raise CheckpointError(f"{target} already contains a model ({there[0]}), which is not overwritten. Choose another directory")
+        raise CheckpointError(
+            f"{target} already contains a model ({there[0]}), which is not overwritten. Choose another directory"
+        )
     if odd := sorted({str(weight.dtype) for weight in weights if dtype_name(weight.dtype) not in CODES}):
         raise CheckpointError(f"safetensors files cannot store {', '.join(odd)}: cast with --dtype, or use --to torch")
     is_new = not target.exists()
