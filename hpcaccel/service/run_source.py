@@ -68,8 +68,8 @@ class RunSource:
         """
         if _REMOTE.fullmatch(token):
             raise UserError(
-                f"{token} is behind SSH, where this cannot be done from here: use the command line, "
-                f"or `hpcaccel serve` on that cluster"
+                f"{token} is on a cluster behind SSH, and this service supports this action only for runs on its own "
+                "machine: use the command line, or `hpcaccel serve` on that cluster"
             )
         if not _TOKEN.fullmatch(token) or ".." in token:
             raise RunNotFound(f"{token[:80]!r} is not the name of a run")

@@ -114,7 +114,7 @@ def _rows_of(tensors: Sequence[torch.Tensor], what: str) -> int:
     rows = {tensor.shape[0] if tensor.ndim else None for tensor in tensors}
     if len(rows) > 1 or rows & {None, 0}:
         shapes = ", ".join(f"{tensor_kind(tensor)}{list(tensor.shape)}" for tensor in tensors)
-        raise RuntimeMisuse(f"all tensors of {what} must have the same number of rows (dimension 0), but are {shapes}")
+        raise RuntimeMisuse(f"all tensors of {what} must have the same number of rows (dimension 0): they are {shapes}")
     return int(rows.pop() or 0)
 
 
