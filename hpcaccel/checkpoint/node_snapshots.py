@@ -52,7 +52,7 @@ class NodeSnapshots:
         folder: this node's folder of the run.
         attempt: number of the run's attempt.
         local_world_size: how many ranks share this node's memory.
-        is_local_main: whether this rank looks after the node's folder.
+        is_local_main: whether this rank manages the node's folder.
         replicas: whether to send each part to another node.
     """
 

@@ -57,7 +57,7 @@ class SnapshotResume:
 
     Args:
         folder: this node's folder of the run.
-        is_local_main: whether this rank looks after the node's folder.
+        is_local_main: whether this rank manages the node's folder.
     """
 
     def __init__(self, ranks: CheckpointRanks, folder: SnapshotFolder, *, is_local_main: bool) -> None:

@@ -2,7 +2,7 @@
 
 A run has at most one open request, the file ``control/profile``, which is created by link(2): two commands at the same
 time make one request. It is valid in one attempt. Each requested rank records its progress in
-``attempts/<n>/profiles/<request>-rank<r>.json``, beside its trace. Rank 0 renames the request when all are through.
+``attempts/<n>/profiles/<request>-rank<r>.json``, beside its trace. Rank 0 renames the request when all are done.
 """
 
 from __future__ import annotations

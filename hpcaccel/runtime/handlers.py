@@ -231,7 +231,18 @@ class FullyShardedDataParallelPlugin:
     """FSDP2 settings with Accelerate's field names. Fields that only FSDP1 has are ignored, and a warning lists those
     that are set. ``cpu_ram_efficient_loading`` and the configurations of state dicts are ignored, too.
     ``state_dict_type`` selects the files of ``save_fsdp_model``. Outside a run, an Accelerator sets fields that are
-    None from the environment variables ``FSDP_*``."""
+    None from the environment variables ``FSDP_*``.
+
+    Args:
+        sharding_strategy: a name of FSDP1, such as ``FULL_SHARD``; replaces ``reshard_after_forward``.
+        reshard_after_forward: a bool or an integer, as in torch's ``fully_shard``.
+        mixed_precision_policy: the name of a dtype, a dict of dtypes, or torch's ``MixedPrecisionPolicy``.
+        cpu_offload: a bool, or a policy of torch: whether shards are kept in host memory.
+        ignored_modules: modules that are not sharded, or a regular expression for their names.
+        activation_checkpointing: whether to recompute the activations of blocks in the backward pass.
+        transformer_cls_names_to_wrap: classes of the blocks that are sharded one by one.
+        min_num_params: without these names, the number of parameter elements from which a module is a block.
+    """
 
     fsdp_version: int | None = None
     sharding_strategy: Any = None

@@ -113,7 +113,7 @@ ACTIONS = {
 
 
 def button(action: str, run_id: str = "", name: str = "") -> html.Button:
-    """A button that asks, and then acts on one run; without ``run_id``, on the chosen rows of a table."""
+    """A button that acts on one run after a confirmation; without ``run_id``, on the chosen rows of a table."""
     known = ACTIONS[action]
     return html.Button(
         known.label,

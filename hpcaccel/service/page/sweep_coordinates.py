@@ -28,7 +28,7 @@ def parameters_of(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> 
 def parallel(
     rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], direction: str, best: int | None
 ) -> dict[str, Any]:
-    """The figure.
+    """The parallel coordinates of a sweep's trials, as a figure.
 
     Args:
         rows: the table of trials.

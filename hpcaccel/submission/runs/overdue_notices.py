@@ -19,7 +19,7 @@ from hpcaccel.submission.runs.status import RunStatus
 __all__ = ["send_overdue_notices"]
 
 MOST_PROCESSES = 8
-"""Of an array, at most this many tasks are looked after in one call; the next one goes on."""
+"""Of an array, at most this many tasks are handled in one call; the next call continues."""
 _SETTLED = ("delivered", "given_up")
 
 
