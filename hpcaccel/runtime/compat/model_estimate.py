@@ -114,7 +114,7 @@ def gather_data(args: argparse.Namespace) -> list[list[Any]]:
 
 
 def estimate_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
-    """A parser for ``estimate_command``; ``subparsers`` is what ``add_subparsers`` of another parser has returned."""
+    """A parser for ``estimate_command``; ``subparsers`` is the result of another parser's ``add_subparsers``."""
     text = "The memory that a model takes, by type."
     parser: argparse.ArgumentParser = (
         argparse.ArgumentParser(description=text)
