@@ -16,6 +16,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
     """Seed Python's, numpy's (if installed) and torch's generators, including those of GPUs.
 
     Args:
+        seed: the seed of all generators.
         device_specific: seed with ``seed`` plus the rank, so that each rank draws other numbers.
         deterministic: use torch's bit-reproducible algorithms, which are slower.
     """

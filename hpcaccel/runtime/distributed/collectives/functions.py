@@ -51,6 +51,10 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: float = 0, pad_fi
 def broadcast(tensor: Any, from_process: int = 0) -> Any:
     """Overwrite nested tensors with those of rank ``from_process``, and return them.
 
+    Args:
+        tensor: tensors, in lists, tuples and dicts of any depth, of the same shapes and types on every rank.
+        from_process: the rank whose values all ranks get.
+
     Raises:
         RuntimeMisuse: ``from_process`` is not a rank; a leaf is not a tensor; types or shapes differ among the ranks,
             or some ranks do not take part.
@@ -60,6 +64,10 @@ def broadcast(tensor: Any, from_process: int = 0) -> Any:
 
 def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
     """Overwrite the items of a list with those of rank ``from_process``, and return the same list.
+
+    Args:
+        object_list: a list of picklable objects, of the same length on every rank.
+        from_process: the rank whose items all ranks get.
 
     Raises:
         RuntimeMisuse: ``from_process`` is not a rank; the lists differ in length, or some ranks do not take part.
