@@ -164,6 +164,9 @@ BEFORE = {
         "accelerator = Accelerator(gradient_accumulation_steps=2)\n"
         "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
     ),
+    "Accelerator.join_uneven_inputs": (
+        "accelerator = Accelerator()\nmodel, optimizer, loader = accelerator.prepare(model, optimizer, loader)"
+    ),
     "Accelerator.log": "accelerator = Accelerator()",
     "Accelerator.profile": "accelerator = Accelerator()",
     "Accelerator.set_trigger": "accelerator = Accelerator()",

@@ -194,6 +194,14 @@ class PrepareMixin(SessionMixin):
         Raises:
             RuntimeMisuse: there are several ranks, and one of ``joinables`` is not wrapped in DDP. If the training is
                 sharded and the Accelerator's ``even_batches`` is True, a warning is shown instead.
+
+        Example::
+
+            with accelerator.join_uneven_inputs([model], even_batches=False):
+                for inputs, targets in loader:
+                    accelerator.backward(loss_function(model(inputs), targets))
+                    optimizer.step()
+                    optimizer.zero_grad()
         """
         from hpcaccel.runtime.training.gradient_sync import join_uneven_inputs
 

@@ -160,14 +160,25 @@ class SaveMixin(SessionMixin):
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call ``hook(models, weights, output_dir)`` on every rank that saves, before each save. Models that the hook
         removes from either list are not saved by hpcaccel. ``output_dir`` is the directory that the script passed to
-        ``save_state``, else a directory whose files become part of the checkpoint."""
+        ``save_state``, else a directory whose files become part of the checkpoint.
+
+        Args:
+            hook: gets a list of models, a list of their state dicts, and ``output_dir``.
+
+        Returns:
+            A handle, whose ``remove()`` removes the hook.
+        """
         from hpcaccel.runtime.checkpointing.prepared_objects import add_hook
 
         return add_hook(self._session.prepared.save_hooks, hook)
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Call ``hook(models, input_dir)`` on every rank before each load. Models that the hook removes from the list
-        are not loaded by hpcaccel."""
+        are not loaded by hpcaccel.
+
+        Returns:
+            A handle, whose ``remove()`` removes the hook.
+        """
         from hpcaccel.runtime.checkpointing.prepared_objects import add_hook
 
         return add_hook(self._session.prepared.load_hooks, hook)
@@ -211,6 +222,7 @@ class SaveMixin(SessionMixin):
         Args:
             input_dir: a checkpoint, or a directory of checkpoints, of which the newest is used. By default, this
                 training's newest checkpoint is used.
+            load_kwargs, load_model_func_kwargs: ``map_location`` and ``weights_only`` have no effect; others are unknown.
 
         Returns:
             An object with the attributes ``step``, ``epoch`` and ``path`` of the checkpoint.

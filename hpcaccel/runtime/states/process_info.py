@@ -170,7 +170,16 @@ class ProcessInfo:
     # -- decorators ---------------------------------------------------------------------------------------------------
 
     def on_main_process(self, function: Function | None = None) -> Any:
-        """Decorator: call the function on the main process only; returns None on other processes."""
+        """Decorator: call the function on the main process only. On other processes the call returns None.
+
+        Example::
+
+            @hpcaccel.PartialState().on_main_process
+            def report(loss):
+                print(loss)
+
+            report(0.5)  # printed once
+        """
         return _only(self, function, lambda info: info.is_main_process)
 
     def on_local_main_process(self, function: Function | None = None) -> Any:
