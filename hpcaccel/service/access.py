@@ -113,7 +113,8 @@ class AccessControl:
             return
         there = urlsplit(origin).netloc.lower()
         if there != host.lower() and _name(there) not in {name.lower() for name in self.settings.hosts}:
-            raise _Refused(403, f"requests from {origin[:80]!r} are not accepted")
+            advice = "if that is your proxy, start the service with --allow-host"
+            raise _Refused(403, f"requests from {origin[:80]!r} are not accepted: {advice}")
 
     def _tokens(self, scope: Scope) -> Iterable[str]:
         kind, _, given = (_header(scope, b"authorization") or "").partition(" ")
