@@ -80,7 +80,7 @@ def masked(text: str) -> str:
 
 
 def torch_facts(python: str = sys.executable) -> dict[str, Any]:
-    """What ``torch_program`` reports, or ``{"problem": reason}`` if torch cannot be imported."""
+    """The report of ``torch_program``, or ``{"problem": reason}`` if torch cannot be imported."""
     try:
         return run_rank_program("torch_program.py", python=python)
     except RankProgramFailed as error:

@@ -109,6 +109,9 @@ class TrackingMixin(SessionMixin):
         program hpcaccel does the same, but only flushes the trackers. All ranks must call this.
 
         If the script uses ``resume``, ``epochs``, ``steps`` or ``checkpoint``, steps that are not saved yet are saved.
+
+        Raises:
+            CheckpointError: these steps could not be saved.
         """
         from hpcaccel.runtime.distributed.world import World
         from hpcaccel.runtime.states.partial_state import PartialState
