@@ -1,4 +1,4 @@
-"""Layout of the page that submits: the form, the YAML, and what would come of it."""
+"""Layout of the page that submits: the form, the YAML, and the result of its checks."""
 
 from __future__ import annotations
 
