@@ -13,7 +13,7 @@ __all__ = ["TerminalAsker"]
 
 
 class TerminalAsker:
-    """Puts questions on the terminal of stdin and stdout. Ctrl-C raises KeyboardInterrupt.
+    """Shows the questions in the terminal of stdin and stdout. Ctrl-C raises KeyboardInterrupt.
 
     Raises:
         UserError: stdin or stdout is not a terminal, or questionary is not installed.

@@ -1,4 +1,4 @@
-"""Layout of the page that submits: the form, the YAML, and the result of its checks."""
+"""Layout of the page that submits: the form, the YAML, the expected start, and the batch script."""
 
 from __future__ import annotations
 
