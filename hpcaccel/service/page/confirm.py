@@ -123,7 +123,7 @@ def button(action: str, run_id: str = "", name: str = "") -> html.Button:
 
 
 def parts() -> Sequence[Any]:
-    """The dialog and its memory, for the frame."""
+    """The dialog and the store of its state, for the frame."""
     return (
         dcc.Store(id="chosen", data=[]),  # [id, name] of each chosen row of a table
         dcc.Store(id="asked"),
