@@ -64,7 +64,7 @@ def one_run(run: AnyRun) -> Run:
     return run
 
 
-# -- completion, by Typer, in shells that ``completion`` does not know -------------------------------------------
+# -- completion, by Typer, in shells that ``completion`` does not support ----------------------------------------
 
 
 def complete_run(incomplete: str) -> list[tuple[str, str]]:

@@ -67,7 +67,7 @@ def to_dict(record: Any) -> dict[str, Any]:
 
 
 def refuse_newer(value: Mapping[str, Any], newest: int, source: Path) -> None:
-    """Refuse a file that a newer hpcaccel wrote in a format that this one does not know.
+    """Refuse a file that a newer hpcaccel wrote in a format that this one cannot read.
 
     ``value`` is its contents, and ``newest`` the newest version that this release reads. Raises RunDirectoryError.
     """

@@ -85,7 +85,7 @@ def with_prefix(section: str, values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def section_problems(section: str, values: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """The keys of a section that Accelerate does not know, or whose value has the wrong kind, each with a message."""
+    """The keys of a section that are not among Accelerate's, or whose value has the wrong kind, each with a message."""
     prefix, keys = SECTIONS[section]
     known = [prefix + key for key in keys]
     problems = []

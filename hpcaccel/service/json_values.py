@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def from_json(kind: type[T], value: Any) -> T:
-    """Build a ``kind`` (a dataclass) from its JSON. Keys that this release does not know are ignored; fields that the
+    """Build a ``kind`` (a dataclass) from its JSON. Unknown keys are ignored; fields that the
     JSON lacks get their default, or None.
 
     Raises:

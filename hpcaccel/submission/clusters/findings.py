@@ -18,7 +18,7 @@ _SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A setting that the cluster does not allow (error), or that the user should know about (warning)."""
+    """A setting that the cluster does not allow (error), or about which the user should be warned (warning)."""
 
     key: str
     """The setting, such as ``slurm.partition``."""
