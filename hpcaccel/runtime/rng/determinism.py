@@ -28,7 +28,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
         numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    if "torch_xla" in sys.modules:  # torch does not list its generator
+    if "torch_xla" in sys.modules:  # torch.manual_seed does not seed it
         from hpcaccel.runtime.distributed import xla_device
 
         xla_device.manual_seed(seed)

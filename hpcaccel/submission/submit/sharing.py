@@ -2,8 +2,8 @@
 
 Its folders are setgid (2750, ``control/`` 2770), so all files in them belong to the group, whoever writes them. The
 umask of the submission, of the batch step and of the ranks keeps them readable for the group. Everyone else is shut out
-by the run directory itself. A group member can therefore read it, and write requests to stop, save and profile, but cannot
-change or delete what the run has written.
+by the run directory itself. A group member can therefore read it, and write requests to stop, save and profile, but
+cannot change or delete what the run has written.
 """
 
 from __future__ import annotations
