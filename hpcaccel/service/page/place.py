@@ -18,8 +18,8 @@ class Place:
     """A page: ``runs``, ``run``, ``sweeps``, ``sweep``, ``submit``, or ``unknown``."""
 
     prefix: str
-    """The path of the service as the browser sees it, with a slash at its end. A proxy may have added a part that is not
-    in the service's settings."""
+    """The path of the service as the browser sees it, with a slash at its end. A proxy may have added a part that is
+    not in the service's settings."""
     page: str
     ident: str = ""
     """The run's or the sweep's id; of another cluster's run ``CLUSTER:RUN``."""
