@@ -222,7 +222,7 @@ class SaveMixin(SessionMixin):
         Args:
             input_dir: a checkpoint, or a directory of checkpoints, of which the newest is used. By default, this
                 training's newest checkpoint is used.
-            load_kwargs, load_model_func_kwargs: ``map_location`` and ``weights_only`` have no effect; others are errors.
+            load_kwargs, load_model_func_kwargs: ``map_location`` and ``weights_only`` are ignored; others are errors.
 
         Returns:
             An object with the attributes ``step``, ``epoch`` and ``path`` of the checkpoint.
