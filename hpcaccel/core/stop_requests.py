@@ -126,7 +126,7 @@ def _readable(run: RunDir, name: str) -> StopRequest | None:
         return None
     if request is None or (request.then in _THEN and isinstance(request.time, int | float)):
         return request
-    LOG.warning("ignoring the request %s: its fields then and time are missing or invalid", run.control / name)
+    LOG.warning("ignoring the request %s: its field then or time is missing or invalid", run.control / name)
     return None
 
 

@@ -89,7 +89,7 @@ class WarmStep:
         attempt: the attempt that began with this step.
         environment: the environment of its first attempt.
         connections: the connections, if the parents have inherited them.
-        listener: otherwise, the socket that accepts the parents' connections.
+        listener: otherwise, the listener that accepts the parents' connections.
     """
 
     def __init__(
