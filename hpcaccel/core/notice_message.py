@@ -14,7 +14,7 @@ __all__ = ["END_EVENTS", "OUTBOX", "Notice", "evidence_bytes", "message_of"]
 OUTBOX = "notices.jsonl"
 """File of a run or a sweep with the notices to send and their state: see ``node.notices.outbox``."""
 END_EVENTS = ("end", "stop", "failure", "requeue")
-"""Events of an attempt's end. Each end has exactly one of them."""
+"""Events of an attempt's end: at most one of them for each end."""
 COLOURS = {"failure": "#d64545", "hang": "#d64545", "idle_gpus": "#d6a545", "stop": "#8a8a8a", "requeue": "#4576d6"}
 GOOD, BAD = "#3a9d5d", "#d64545"
 _PLAIN = ("run", "job", "attempt", "step", "reason", "decision", "host")

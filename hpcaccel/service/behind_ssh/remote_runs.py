@@ -152,7 +152,7 @@ class RemoteRuns:
         places = self._places()
         if name not in places or not run or run.startswith("-"):
             known = ", ".join(places) or "none"
-            raise RunNotFound(f"{token[:80]!r} is not of the form CLUSTER:RUN (clusters behind SSH: {known})")
+            raise RunNotFound(f"{token[:80]!r} is not a run on a cluster behind SSH (clusters: {known})")
         return RemoteRun(places[name].commands, run)
 
     def find_sweep(self, run: RemoteRun) -> RemoteSweep:
