@@ -66,7 +66,7 @@ def test_what_is_no_version_is_refused(tmp_path: Path, value: str) -> None:
 def test_a_base_file_has_its_own_version(tmp_path: Path) -> None:
     file(tmp_path, "spec_version: 9\nslurm: {nodes: 2}\n", "base.yaml")
     with pytest.raises(
-        SpecError, match=r"job.yaml:1: extends 'base.yaml': .*base.yaml:1: spec_version 9 is of a newer"
+        SpecError, match=r"job.yaml:1: extends 'base.yaml': .*base.yaml:1: spec_version 9 needs a newer"
     ):
         load_spec(file(tmp_path, "extends: base.yaml\n" + JOB))
 
