@@ -135,7 +135,7 @@ class Run:
 
     def wait_until_warm(self) -> None:
         log = self.dir.supervisor_log(1)
-        wait_for(lambda: "warm parents have imported torch" in log.read_text(), "warm parents")
+        wait_for(lambda: "warm parents have imported" in log.read_text(), "warm parents")
 
     def kill_rank(self, attempt: int, rank: int) -> float:
         """Kill a rank. Returns the time (seconds since the epoch)."""
@@ -199,7 +199,7 @@ def main() -> int:
     options = parser.parse_args()
     restarts: dict[str, list[dict[str, float]]] = {"off": [], "auto": []}
     starts: dict[str, list[float]] = {"off": [], "auto": []}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a cancelled run may still write
         parts_alone = alone(Path(folder) / "alone", turns=5)
         for number in range(options.runs):
             for warm in ("off", "auto") if number % 2 else ("auto", "off"):

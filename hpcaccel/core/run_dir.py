@@ -213,6 +213,10 @@ class RunDir:
         """How this attempt's time was spent (``Timing``); updated by rank 0 during the attempt."""
         return self.attempt(attempt) / "timing.json"
 
+    def imports(self, attempt: int) -> Path:
+        """Modules that rank 0 had imported at its first step, for warm parents (``node.warm.preload``)."""
+        return self.attempt(attempt) / "imports.json"
+
     def saves(self, attempt: int) -> Path:
         """A ``rank_records.Save`` line for each committed checkpoint of this attempt; written by rank 0."""
         return self.attempt(attempt) / "saves.jsonl"

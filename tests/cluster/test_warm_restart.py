@@ -38,7 +38,7 @@ def train(scenario: Scenario, slow: Path) -> None:
     scenario.train(*words, checkpoint={"every_steps": 3}, resilience={"warm_restart": "auto"})
     scenario.wait_for_checkpoint()
     log = scenario.dir.supervisor_log(1)
-    scenario._wait(lambda: log.exists() and "warm parents have imported torch" in log.read_text(), "warm parents")
+    scenario._wait(lambda: log.exists() and "warm parents have imported" in log.read_text(), "warm parents")
 
 
 def parent_of(pid: int) -> int:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,12 +35,27 @@ WAIT_SECONDS = 120
 class Parent:
     """A warm parent with its rank, and this process in the place of the supervisor."""
 
-    def __init__(self, folder: Path, words: list[str], *, modules: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        words: list[str],
+        *,
+        modules: list[str] | None = None,
+        report: dict[str, Any] | None = None,
+        run_dir: bool = False,
+    ) -> None:
         self.folder = folder
         self.words = words
         ours, theirs = socket.socketpair()
-        address = {"descriptor": theirs.fileno(), "modules": modules or [], "library": ""}
+        address: dict[str, Any] = {"descriptor": theirs.fileno()}
         environment = {**os.environ, "RANK": "0", "HPCACCEL_ATTEMPT": "1"}
+        if report is None:
+            address["modules"] = modules or []
+        elif report:
+            (folder / "attempts/1").mkdir(parents=True)
+            (folder / "attempts/1/imports.json").write_text(json.dumps(report))
+        if report is not None or run_dir:
+            environment["HPCACCEL_RUN_DIR"] = str(folder)
         environment.pop("PYTHONPATH", None)
         with (folder / "1.log").open("wb") as log:
             self.process = subprocess.Popen(
@@ -64,9 +80,9 @@ class Parent:
         assert self.connection.code is not None
         return self.connection.code
 
-    def fork(self, attempt: int = 2) -> None:
+    def fork(self, attempt: int = 2, **variables: str) -> None:
         self.wait(lambda connection: connection.warm)
-        environment = {"HPCACCEL_ATTEMPT": str(attempt)}
+        environment = {"HPCACCEL_ATTEMPT": str(attempt), **variables}
         order = {"arguments": self.words, "environment": environment, "unset": []}
         self.connection.start(attempt, {**order, "log": str(self.folder / f"{attempt}.log")})
         self.wait(lambda connection: connection.pid is not None)
@@ -84,11 +100,11 @@ class Parent:
 def parent(tmp_path: Path) -> Iterator[Callable[..., Parent]]:
     made: list[Parent] = []
 
-    def make(program: str, *words: str, modules: list[str] | None = None) -> Parent:
+    def make(program: str, *words: str, **options: Any) -> Parent:
         if not words:
             (tmp_path / "program.py").write_text(program)
             words = (str(tmp_path / "program.py"), "an argument", "--option")
-        made.append(Parent(tmp_path, list(words), modules=modules))
+        made.append(Parent(tmp_path, list(words), **options))
         return made[-1]
 
     yield make
@@ -267,11 +283,78 @@ def test_signal_between_two_attempts_reaches_the_next_rank(parent: Callable[...,
     assert one.ended() == -signal.SIGTERM
 
 
-def test_parent_that_cannot_import_everything_starts_a_new_process(parent: Callable[..., Parent]) -> None:
-    one = parent("import sys; print(sys.orig_argv, 'broken' in sys.modules)", modules=["broken"])
-    (one.folder / "broken.py").write_text("raise SystemError('not here')")
+LOADED = "import sys; print('known' in sys.modules)"
+LOCAL = """
+import os, sys, threading
+value = os.environ.get("LEVEL")
+everything = dict(os.environ)
+if "THREADS" in os.environ:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+if "BROKEN" in os.environ:
+    raise SystemError("not here")
+"""
+
+
+@pytest.fixture
+def known(tmp_path: Path, parent: Callable[..., Parent]) -> Callable[..., Parent]:
+    """Starts ``LOADED`` below a parent whose report lists the module ``known``."""
+
+    def start(**values: Any) -> Parent:
+        (tmp_path / "known.py").write_text(LOCAL)
+        origins = {"known": str(tmp_path / "known.py")}
+        one = parent(LOADED, report={"modules": ["known"], "origins": origins, "changed": [], **values})
+        assert one.ended() == 0
+        return one
+
+    return start
+
+
+def test_modules_of_the_report_are_there_in_a_forked_rank(known: Callable[..., Parent]) -> None:
+    one = known()
+    one.fork(LEVEL_OF_OTHERS="3")
+    assert (one.ended(), one.log(1), one.log(2), one.connection.problem) == (0, "False\n", "True\n", "")
+
+
+UNSAFE = {
+    "variable read by a module": ({"changed": ["LEVEL", "OTHER"]}, {}, "the program sets LEVEL"),
+    "variable read by a library": ({"changed": ["OMP_NUM_THREADS"]}, {}, "the program sets OMP_NUM_THREADS"),
+    "other file": ({"origins": {"known": "/elsewhere/known.py"}}, {}, "known is another one here than in the ranks"),
+    "threads": ({}, {"THREADS": "1"}, "an imported module has started threads"),
+    "exception": ({}, {"BROKEN": "1"}, "known cannot be imported: SystemError('not here')"),
+}
+
+
+@pytest.mark.parametrize(("report", "variables", "problem"), UNSAFE.values(), ids=UNSAFE.keys())
+def test_rank_is_a_new_process_if_an_import_would_differ(
+    known: Callable[..., Parent],
+    monkeypatch: pytest.MonkeyPatch,
+    report: dict[str, Any],
+    variables: dict[str, str],
+    problem: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    one = known(**report)
+    one.fork()
+    assert (one.ended(), one.log(2), one.connection.problem) == (0, one.log(1), problem)
+
+
+def test_rank_is_a_new_process_if_a_variable_has_changed_that_a_module_has_read(known: Callable[..., Parent]) -> None:
+    one = known()
+    one.fork(LEVEL="3")
+    assert (one.ended(), one.log(2)) == (0, "False\n")
+
+
+def test_rank_is_a_new_process_before_its_modules_are_known(parent: Callable[..., Parent]) -> None:
+    one = parent("import os; print(os.environ.get('HPCACCEL_RUN_DIR') is not None)", report={})
     assert one.ended() == 0
     order = {"arguments": one.words, "environment": {"HPCACCEL_ATTEMPT": "2"}, "unset": []}
     one.connection.start(2, {**order, "log": str(one.folder / "2.log")})
-    assert (one.ended(), one.log(2)) == (0, one.log(1))
+    assert (one.ended(), one.log(2)) == (0, "True\n")
     assert not one.connection.warm
+
+
+def test_forked_rank_is_no_child_of_a_rank(parent: Callable[..., Parent]) -> None:
+    program = "from hpcaccel.runtime import child_signals; print(child_signals._born_with_defaults)"
+    one = parent(program, modules=["hpcaccel.runtime.child_signals"], run_dir=True)
+    assert same_twice(one) == (0, "0\n")

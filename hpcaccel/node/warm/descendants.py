@@ -14,7 +14,6 @@ __all__ = [
     "adopt_orphans",
     "exit_as",
     "fork_is_bad",
-    "has_loaded",
     "kill_descendants",
     "out_of_memory_kills",
 ]
@@ -64,15 +63,6 @@ def kill_descendants(reap: Callable[[], None]) -> None:
         time.sleep(0.002)
         reap()
     reap()
-
-
-def has_loaded(pid: int, library: str) -> bool:
-    """Whether a process has mapped a file with ``library`` in its name, see proc(5)."""
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            return any(library in line for line in file)
-    except OSError:
-        return False
 
 
 def out_of_memory_kills() -> int | None:

@@ -17,18 +17,6 @@ from hpcaccel.core.process_identity import node_name
 
 __all__ = ["continue_as_rank"]
 
-MODULES = (
-    "numpy",
-    "torch",
-    "torch._dynamo",  # imported by an optimizer's first step
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.debug",  # imported by a DTensor's first operation
-    "torch.distributed.tensor.parallel",
-)
-"""What a warm parent imports, once its rank has loaded torch. Nothing of hpcaccel, which reads the rank's environment
-when it is imported."""
-LIBRARY = "libtorch"
 _PROGRAM = """\
 import sys
 first = [] if getattr(sys.flags, "safe_path", False) else [sys.path.pop(0)]
@@ -85,8 +73,7 @@ def continue_as_rank(address: str, command: Sequence[str], environment: Mapping[
         "arguments": list(command[1:]),
         "mask": [int(number) for number in mask],
         "package": str(Path(hpcaccel.__file__).parents[1]),
-        "modules": where.get("modules", MODULES),
-        "library": where.get("library", LIBRARY),
+        "modules": where.get("modules"),
     }
     file = os.memfd_create("hpcaccel-plan", 0)  # inherited: a pipe might be too small
     os.write(file, json.dumps(plan).encode())

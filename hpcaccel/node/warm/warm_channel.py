@@ -5,8 +5,9 @@ Each side first proves that it has the step's token (HMAC over the other side's 
 passed in the step's environment and never sent.
 
 Orders: ``start`` (``attempt``, ``arguments``, ``environment``, ``unset``, ``log``), ``kill``, ``end``, and on the local
-backend ``signal`` (``number``). Reports: ``started`` (``pid``), ``warm``, ``ended`` (``code``: negative for a signal;
-``memory``: whether the kernel has killed processes of the node for lack of memory meanwhile).
+backend ``signal`` (``number``). Reports: ``started`` (``pid``), ``warm`` (``problem``: why ranks are still not forked;
+empty if they are), ``ended`` (``code``: negative for a signal; ``memory``: whether the kernel has killed processes of
+the node for lack of memory meanwhile).
 """
 
 from __future__ import annotations
@@ -85,6 +86,9 @@ class WarmConnection:
         self.memory = False
         """Whether processes of the node were killed for lack of memory before the rank ended."""
         self.warm = False
+        """Whether the parent has imported the rank's modules."""
+        self.problem = ""
+        """Why the parent forks no ranks all the same; empty if it does."""
         self.closed = False
         self.attempt = 0
         self._lines = LineSplitter()
@@ -125,7 +129,7 @@ class WarmConnection:
             case "started":
                 self.pid = report["pid"]
             case "warm":
-                self.warm = True
+                self.warm, self.problem = True, report["problem"]
             case "ended":
                 self.code, self.memory = report["code"], report["memory"]
 

@@ -1,17 +1,15 @@
-"""The process of a warm parent: watches one rank, imports torch meanwhile, and starts the rank's next attempt by fork.
+"""The process of a warm parent: watches one rank, imports the same modules, and starts the rank's next attempt by fork.
 
 It runs in the ranks' own Python (``start_warm``). The rank of the first attempt is already a child of this process.
 If the connection to the supervisor closes, this process kills the rank and all that the rank has left, and exits.
 Without a connection from the beginning, it exits as its rank does.
 
-A rank is forked only if torch has been imported here and has not initialised CUDA; otherwise it is a new Python
-process.
+A rank is forked only if its modules have been imported here (``preload``), and if torch has not initialised CUDA and no
+module has started threads; otherwise it is a new Python process.
 """
 
 from __future__ import annotations
 
-import gc
-import importlib
 import json
 import os
 import select
@@ -22,29 +20,31 @@ import time
 import warnings
 from typing import Any
 
-from hpcaccel.core.durable_files import LineSplitter, json_line
+from hpcaccel.core.durable_files import LineSplitter, json_line, read_json
 from hpcaccel.core.free_memory import available_bytes
 from hpcaccel.core.parent_death import die_with
+from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.warm.descendants import (
     adopt_orphans,
     exit_as,
     fork_is_bad,
-    has_loaded,
     kill_descendants,
     out_of_memory_kills,
 )
+from hpcaccel.node.warm.preload import Preload
 from hpcaccel.node.warm.warm_channel import connect
 from hpcaccel.node.warm.warm_program import become, set_first_path
 
 __all__ = ["main"]
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 30.0
-"""Interval of the looks whether the rank has loaded torch: doubled after each look."""
+"""Interval of the looks for the list of the rank's modules: doubled after each look."""
 LEAST_BYTES = 1 << 30
 """Nothing is imported as long as the node or the job has less memory left."""
 NICER = 10
 """The thread that imports has a lower priority than the rank by this number, see nice(2)."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+RUN_DIR = "HPCACCEL_RUN_DIR"
 
 
 def main(plan: dict[str, Any]) -> None:
@@ -74,9 +74,15 @@ class WarmParent:
         self._rank: int | None = plan["child"]
         self._attempt: int = plan["attempt"]
         self._memory_kills = out_of_memory_kills()
+        self._folder: str | None = os.environ.pop(RUN_DIR, None)
+        """The run's directory. Without its variable, functions that modules have registered to be called in a forked
+        process do not take a rank for a worker of one: hpcaccel's would unblock signals."""
+        self._preload: Preload | None = None
         self._imported = threading.Event()
-        """Set once all modules are imported, so that this process may be forked."""
-        self._importing = self._reported = False
+        """Set at the end of the imports."""
+        self._problem = ""
+        """Why ranks are not forked although there is a list of their modules."""
+        self._reported = False
         self._pause = FIRST_LOOK_SECONDS
         self._look_at = time.monotonic() + self._pause
         self._missed: set[int] = set()
@@ -168,7 +174,7 @@ class WarmParent:
         """Start the rank of the next attempt. Returns True in a forked rank, which must become the program."""
         self._kill()
         self._attempt, self._memory_kills = order["attempt"], out_of_memory_kills()
-        fork = self._imported.is_set()
+        fork = self._may_fork(order)
         me = os.getpid()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with warnings.catch_warnings():
@@ -176,7 +182,7 @@ class WarmParent:
             child = os.fork()
         if child == 0:
             self._enter_rank(order, me)
-            if not fork or fork_is_bad():
+            if not fork:
                 command = [self._plan["python"], *order["arguments"]]
                 os.execvpe(command[0], command, os.environ)
             return True
@@ -205,6 +211,8 @@ class WarmParent:
         os.close(log)
         for name in order["unset"]:
             os.environ.pop(name, None)
+        if self._folder is not None:
+            os.environ[RUN_DIR] = self._folder
         os.environ.update(order["environment"])
         for missed in self._missed:
             os.kill(os.getpid(), missed)
@@ -212,24 +220,46 @@ class WarmParent:
 
     # -- imports ----------------------------------------------------------------------------------------------------
 
+    def _may_fork(self, order: dict[str, Any]) -> bool:
+        """Whether the next rank may be forked from this process. If not, that rank is a new process, and this process
+        has another chance to import its modules."""
+        preload = self._preload if self._imported.is_set() and not self._problem else None
+        if preload is None and not self._is_importing:
+            self._pause = FIRST_LOOK_SECONDS
+            self._look_at = time.monotonic() + self._pause
+        changes = {**order["environment"], **dict.fromkeys(order["unset"])}
+        return preload is not None and preload.suits(changes) and not fork_is_bad()
+
+    @property
+    def _is_importing(self) -> bool:
+        return self._preload is not None and not self._imported.is_set()
+
     def _pause_seconds(self) -> float | None:
-        return None if self._importing or self._channel is None else max(0.0, self._look_at - time.monotonic())
+        return (
+            None if self._preload is not None or self._channel is None else max(0.0, self._look_at - time.monotonic())
+        )
 
     def _prepare(self) -> None:
-        """Begin to import the modules once the rank has loaded torch; report when this is done."""
+        """Begin to import the modules once they are known; report when this is done."""
         if self._imported.is_set() and not self._reported:
             self._reported = True
-            self._report(event="warm")
-        if self._importing or self._channel is None or time.monotonic() < self._look_at:
+            self._report(event="warm", problem=self._problem)
+        if self._preload is not None or self._channel is None or time.monotonic() < self._look_at:
             return
         self._pause = min(2 * self._pause, LONGEST_LOOK_SECONDS)
         self._look_at = time.monotonic() + self._pause
-        library = self._plan["library"]
-        if not library or (self._rank is not None and has_loaded(self._rank, library) and _has_memory()):
-            self._importing = True
-            threading.Thread(target=self._import, daemon=True).start()
+        self._preload = self._wanted() if _has_memory() else None
+        if self._preload is not None:
+            threading.Thread(target=self._import, args=(self._preload,), daemon=True).start()
 
-    def _import(self) -> None:
+    def _wanted(self) -> Preload | None:
+        """The modules to import; None if they are not yet known."""
+        if self._plan["modules"] is not None:
+            return Preload(self._plan["modules"])
+        report = None if self._folder is None else read_json(RunDir(self._folder).imports(self._attempt))
+        return None if report is None else Preload.of(report)
+
+    def _import(self, preload: Preload) -> None:
         try:
             # Take little from the ranks if no core is idle. Forked ranks have the priority of the main thread.
             nice = os.getpriority(os.PRIO_PROCESS, 0)
@@ -237,14 +267,6 @@ class WarmParent:
         except OSError:
             pass  # it then competes with the rank for some seconds
         set_first_path(self._plan["arguments"])
-        for name in self._plan["modules"]:
-            try:
-                importlib.import_module(name)
-            except ImportError:
-                continue  # an older torch has not all of them
-            except BaseException:
-                return  # a rank that imports this module reports the error
-        gc.collect()
-        gc.freeze()  # otherwise collections in a forked rank would visit, and so copy, all of torch's objects
+        self._problem = preload.run()
         self._imported.set()
         self._wakeup.send(b"\0")

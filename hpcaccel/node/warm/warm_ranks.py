@@ -27,7 +27,7 @@ __all__ = ["OFF", "WarmRanks", "WarmStep", "why_not_warm"]
 log = logging.getLogger(__name__)
 
 OFF = "resilience.warm_restart: off"
-
+READY = "the ranks' warm parents have imported the ranks' modules: a restart in place need not import them"
 _CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 AFTER_FAILURE_SECONDS = 2.0
 """How long the other ranks may run after one has failed: their own errors may show the cause. After one of ``_CRASHES``
@@ -143,7 +143,8 @@ class WarmStep:
             connection.receive()
         if not self._told and self.complete and all(one.warm for one in self.connections.values()):
             self._told = True
-            log.info("the ranks' warm parents have imported torch: a restart in place need not import it")
+            problem = next((one.problem for one in self.connections.values() if one.problem), "")
+            log.info(f"restarts in place start new processes: {problem}" if problem else READY)
 
     def send(self, order: Mapping[str, Any]) -> None:
         for connection in self.connections.values():

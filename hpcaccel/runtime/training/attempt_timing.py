@@ -175,6 +175,10 @@ class AttemptClock:
         self._write_at = now + self._every
         self._waited_before = self._waited_for_data() or 0.0
         self._note(first_step_time=time.time(), stall_before_first_step=start)
+        if self._run is not None:
+            from hpcaccel.runtime.training.loaded_modules import write_modules
+
+            write_modules(self._run, self._attempt)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
