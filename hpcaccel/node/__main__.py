@@ -128,9 +128,9 @@ def _record_setup_failure(run: RunDir, *, exit_code: int, name: str) -> int:
 
 
 def _supervise_trial(report_to: int) -> NoReturn:
-    from hpcaccel.node.sweep.trial_supervisor import wait_for_a_trial
+    from hpcaccel.node.sweep.trial_supervisor import wait_for_trials
 
-    code = wait_for_a_trial(report_to=report_to)
+    code = wait_for_trials(report_to=report_to)
     try:
         sys.stdout.flush()
     except OSError:

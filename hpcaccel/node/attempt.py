@@ -57,8 +57,8 @@ log = logging.getLogger(__name__)
 
 
 class Attempt:
-    may_be_warm = True
-    """Whether the ranks may have warm parents."""
+    keeps_step = False
+    """Whether the ranks' warm parents may outlive the run, for another one."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -171,7 +171,8 @@ class Attempt:
 
         Before a warm restart the nodes are checked only if the last attempt has cast suspicion on one of them."""
         placement = self.job.placement
-        if self.job.warm_step is not None and not self.job.ledger.ends[-1].nodes_blamed:
+        ends = self.job.ledger.ends
+        if self.job.warm_step is not None and not (ends and ends[-1].nodes_blamed):
             return None
         checked = preflight(
             self.job.run,
@@ -217,7 +218,8 @@ class Attempt:
             overlap=job.placement.has_lost_nodes,
             env=env,
             step=job.warm_step,
-            keep=self.may_be_warm and job.has_warm_parents(),
+            keep=job.has_warm_parents(another_run=self.keeps_step),
+            always=self.keeps_step and launch.cooperative,
         )
 
     def _watch(self, ranks: RankProcesses) -> int:

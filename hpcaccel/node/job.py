@@ -25,7 +25,8 @@ from hpcaccel.node.decision import Verdict
 from hpcaccel.node.failures.disk_space import if_possible, retry_until_writable
 from hpcaccel.node.failures.exclusion import Placement
 from hpcaccel.node.ledger import Ledger, how_far
-from hpcaccel.node.warm.warm_ranks import OFF, WarmStep, why_not_warm
+from hpcaccel.node.warm.eligible_runs import OFF, why_not_warm
+from hpcaccel.node.warm.warm_ranks import WarmStep
 from hpcaccel.slurm.job_dependencies import ended_well
 
 __all__ = ["Job", "exit_code_of", "unmet_dependency"]
@@ -101,11 +102,15 @@ class Job:
         values = {"{newest}": path, "{step}": step, RUN_DIR: str(self.run.path)}
         return [re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], word) for word in words]
 
-    def has_warm_parents(self) -> bool:
-        """Whether the next ranks have warm parents. If no restart in place is left, they would be of no use."""
+    def has_warm_parents(self, *, another_run: bool) -> bool:
+        """Whether the next ranks have warm parents. If no restart in place is left, they would be of no use.
+
+        Args:
+            another_run: whether the parents may start the ranks of another run, too.
+        """
         if (why := why_not_warm(self.launch)) and why != OFF and not self.restarts:
             log.info("restarts in place start new processes (resilience.warm_restart): not possible with %s", why)
-        return not why and self.restarts < self.launch.resilience.restart_in_place
+        return not why and (another_run or self.restarts < self.launch.resilience.restart_in_place)
 
     def check_warm_step(self) -> None:
         """End the warm parents if they cannot start the next ranks. This must be done before an attempt begins, since

@@ -158,7 +158,7 @@ class Supervisor:
             if verdict.decision == "restart":
                 self.job.restarts += 1
                 continue
-            self.job.end_warm_step()
+            self._end_warm_step(verdict)
             self._clean(verdict)
             if verdict.decision == "requeue":
                 return self._requeue(verdict)
@@ -280,6 +280,9 @@ class Supervisor:
         return None
 
     # -- after the last attempt -----------------------------------------------------------------------------------
+
+    def _end_warm_step(self, verdict: Verdict) -> None:
+        self.job.end_warm_step()
 
     def _clean(self, verdict: Verdict) -> None:
         """Remove staged data; after a failure also the snapshots in memory, which otherwise the ranks remove."""

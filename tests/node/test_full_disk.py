@@ -17,6 +17,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import Slot
 from hpcaccel.node.failures import disk_space
 from hpcaccel.node.sweep import trial_supervisor
+from hpcaccel.node.sweep.kept_step import KeptStep
 
 from .conftest import LocalRun, outcome
 
@@ -102,7 +103,10 @@ def test_trial_supervisor_reports_error_class_without_a_writable_log(
     full = open("/dev/full", "w")  # noqa: SIM115 - flushing at its end fails, as it should
     monkeypatch.setattr("sys.stdout", full)
     try:
-        assert trial_supervisor.run_trial(RunDir(tmp_path), slot=Slot(number=0, of=1), report_to=theirs) == 2
+        assert (
+            trial_supervisor.run_trial(RunDir(tmp_path), slot=Slot(number=0, of=1), report_to=theirs, kept=KeptStep())
+            == 2
+        )
     finally:
         monkeypatch.undo()
         os.close(theirs)

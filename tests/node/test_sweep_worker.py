@@ -258,3 +258,57 @@ def test_slot_gets_its_part_of_the_gpus_of_any_vendor(monkeypatch: pytest.Monkey
     (tmp_path / "kfd").touch()
     # HIP reads CUDA_VISIBLE_DEVICES as numbers among those of ROCR_VISIBLE_DEVICES.
     assert restricted(**listed) == {"ROCR_VISIBLE_DEVICES": "2,3"}
+
+
+SAYS_PARENT = """
+import json, os, sys, time
+folder = os.environ["HPCACCEL_RUN_DIR"]
+attempt = f"{folder}/attempts/{os.environ['HPCACCEL_ATTEMPT']}"
+value = {"parent": os.getppid(), "folder": folder, "known": "known" in sys.modules, "argument": sys.argv[1]}
+with open(f"{attempt}/imports.json", "w") as file:
+    origin = os.path.join(os.path.dirname(__file__), "known.py")
+    json.dump({"modules": ["known"], "origins": {"known": origin}, "changed": []}, file)
+end = time.monotonic() + 60
+while not value["known"] and "warm parents have imported" not in open(f"{attempt}/supervisor.log").read():
+    assert time.monotonic() < end
+    time.sleep(0.1)
+print(json.dumps(value), flush=True)
+if sys.argv[1] == "1":
+    raise ValueError
+"""
+
+
+def test_trials_start_below_the_warm_parents_of_the_trial_before(sweep: Make) -> None:
+    one = sweep(
+        SAYS_PARENT,
+        IN_TURN.format(count=3),
+        resilience={"warm_restart": "auto", "restart_in_place": 0, "requeue": False},
+    )
+    (one.dir.path / "known.py").touch()
+    said = []
+    for number in range(3):
+        one.document["launch"]["program"] = ["{python}", str(one.dir.path / "program.py"), str(number)]
+        one.trial(number)
+    assert one.run() == 0, one.log
+    for number in range(3):
+        run = one.dir.trial(number)
+        said.append(json.loads(run.rank_log(1, 0).read_text().splitlines()[0]))
+        assert (said[-1]["folder"], said[-1]["argument"]) == (str(run.path), str(number))
+    assert [value["known"] for value in said] == [False, True, True]
+    assert len({value["parent"] for value in said}) == 1
+    assert is_gone(said[0]["parent"])
+    ends = [event for event in one.heard if event["event"] == "ended"]
+    assert [event["reason"] for event in ends] == ["completed", "failed", "completed"]
+
+
+def test_trial_with_another_launch_gets_parents_of_its_own(sweep: Make) -> None:
+    one = sweep(SAYS_PARENT, IN_TURN.format(count=2), resilience={"warm_restart": "auto"})
+    (one.dir.path / "known.py").touch()
+    for number, folders in enumerate([[], ["/some/where"]]):
+        one.document["launch"]["program"] = ["{python}", str(one.dir.path / "program.py"), "0"]
+        one.document["launch"]["pythonpath"] = folders
+        one.trial(number)
+    assert one.run() == 0, one.log
+    said = [json.loads(one.dir.trial(number).rank_log(1, 0).read_text()) for number in range(2)]
+    assert said[0]["parent"] != said[1]["parent"]
+    assert [value["known"] for value in said] == [False, False]

@@ -18,6 +18,7 @@ import pytest
 
 from hpcaccel.core.process_identity import process_start
 from hpcaccel.node.warm.warm_channel import WarmConnection
+from hpcaccel.node.warm.warm_parent import FIRST_LOOK_SECONDS
 
 ROOT = Path(__file__).parents[2]
 SHIM = """
@@ -358,3 +359,25 @@ def test_forked_rank_is_no_child_of_a_rank(parent: Callable[..., Parent]) -> Non
     program = "from hpcaccel.runtime import child_signals; print(child_signals._born_with_defaults)"
     one = parent(program, modules=["hpcaccel.runtime.child_signals"], run_dir=True)
     assert same_twice(one) == (0, "0\n")
+
+
+MAPS = """
+import mmap, sys, time
+with open(sys.argv[1] + ".so.40", "w+b") as file:
+    file.truncate(1)
+    kept = mmap.mmap(file.fileno(), 1)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "bound"), [("libpmix", True), ("libpmi2", True), ("libmpi", True), ("libz", False)]
+)
+def test_rank_with_mpi_is_reported(parent: Callable[..., Parent], tmp_path: Path, library: str, bound: bool) -> None:
+    (tmp_path / "maps.py").write_text(MAPS)
+    one = parent("", str(tmp_path / "maps.py"), library, report={})
+    wait_for(lambda: (tmp_path / f"{library}.so.40").exists())
+    time.sleep(FIRST_LOOK_SECONDS * 2)
+    one.connection.send({"do": "kill"})
+    assert one.ended() == -signal.SIGKILL
+    assert one.connection.bound == bound

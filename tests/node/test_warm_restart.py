@@ -13,7 +13,7 @@ import pytest
 
 from hpcaccel.core.launch_spec import launch_of
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.node.warm import warm_ranks
+from hpcaccel.node.warm import eligible_runs
 
 from .conftest import LocalRun, outcome
 from .test_supervisor import HEAD, STOPS_WHEN_ASKED
@@ -168,5 +168,18 @@ def test_more_ranks_than_open_files_have_no_warm_parents(monkeypatch: pytest.Mon
     }
     launch = launch_of(document, source=Path("spec.json"))
     for limit, why in ((1024, ""), (899, "800 ranks and at most 899 open files (ulimit -n)")):
-        monkeypatch.setattr(warm_ranks, "_most_files", lambda limit=limit: limit)
-        assert warm_ranks.why_not_warm(launch) == why
+        monkeypatch.setattr(eligible_runs, "_most_files", lambda limit=limit: limit)
+        assert eligible_runs.why_not_warm(launch) == why
+
+
+@pytest.mark.parametrize(
+    ("word", "why"), [("--mpi=pmix", "srun.extra: --mpi"), ("--mpi=none", ""), ("--mpi=pmi2", "srun.extra: --mpi")]
+)
+def test_step_with_mpi_has_no_warm_parents(word: str, why: str) -> None:
+    values = {"kind": "program", "program": ["{python}", "-m", "x"], "workdir": "/", "backend": "slurm", "nodes": 1}
+    document = {
+        "version": 1,
+        "spec": {"resilience": {"warm_restart": "auto"}},
+        "launch": {**values, "ranks_per_node": 8, "stop": "signals", "srun": [word]},
+    }
+    assert eligible_runs.why_not_warm(launch_of(document, source=Path("spec.json"))) == why

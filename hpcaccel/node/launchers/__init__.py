@@ -65,6 +65,7 @@ def start_ranks(
     overlap: bool = False,
     step: WarmStep | None = None,
     keep: bool = False,
+    always: bool = False,
 ) -> RankProcesses:
     """Start the ranks on ``nodes``.
 
@@ -73,6 +74,7 @@ def start_ranks(
         overlap: whether srun may use resources that Slurm has assigned to other steps.
         step: the warm parents on these nodes that start the ranks; None if the ranks get new processes.
         keep: whether the ranks get warm parents, which may outlive them for a restart.
+        always: whether the parents may outlive the ranks however these end.
     """
     environment = {
         # Prefix of the files to which torch's flight recorder dumps the last collectives; torch appends the rank.
@@ -89,12 +91,15 @@ def start_ranks(
     stop_signal = signal.SIGUSR2 if launch.cooperative else signal.SIGTERM
     if step is not None:
         start_again(run, launch, step, environment, attempt=attempt)
-        return WarmRanks(step, keep=keep, stop_signal=stop_signal)
+        return WarmRanks(step, keep=keep, always=always, stop_signal=stop_signal)
     if launch.local and agents:
         agent = rank_command(run, launch, environment)
         return LocalAgent(run, agent, attempt=attempt, workdir=launch.workdir, stop_signal=stop_signal)
     if launch.local:
-        return _start_local(run, launch, environment, attempt=attempt, nodes=nodes, stop_signal=stop_signal, keep=keep)
+        local, local_step = _start_local(
+            run, launch, environment, attempt=attempt, nodes=nodes, stop_signal=stop_signal, keep=keep
+        )
+        return local if local_step is None else WarmRanks(local_step, keep=keep, always=always, stop_signal=stop_signal)
     if agents and (cpus := environment.get("SRUN_CPUS_PER_TASK", "")).isdecimal():
         environment["SRUN_CPUS_PER_TASK"] = str(int(cpus) * launch.ranks_per_node)
     listener = WarmListener(node_name(), ranks=launch.ranks) if keep else None
@@ -103,8 +108,9 @@ def start_ranks(
     ranks = SrunRanks(run, launch, command, attempt=attempt, avoid=avoid, overlap=overlap)
     if listener is None:
         return ranks
-    warm = WarmStep(launch, ranks, attempt=attempt, nodes=nodes, environment=environment, listener=listener)
-    return WarmRanks(warm, keep=keep, stop_signal=stop_signal)
+    folder = run.attempt(attempt)
+    warm = WarmStep(launch, ranks, folder=folder, nodes=nodes, environment=environment, listener=listener)
+    return WarmRanks(warm, keep=keep, always=always, stop_signal=stop_signal)
 
 
 def _start_local(
@@ -116,7 +122,7 @@ def _start_local(
     nodes: Sequence[str],
     stop_signal: signal.Signals,
     keep: bool,
-) -> RankProcesses:
+) -> tuple[LocalRanks, WarmStep | None]:
     pairs = [socket.socketpair() for _ in range(launch.ranks if keep else 0)]
     commands = []
     for rank in range(launch.ranks):
@@ -128,12 +134,13 @@ def _start_local(
         run, commands, attempt=attempt, workdir=launch.workdir, stop_signal=stop_signal, descriptors=descriptors
     )
     if not keep:
-        return ranks
+        return ranks, None
     for _, theirs in pairs:
         theirs.close()
     connections = [WarmConnection(ours, rank=rank, host=node_name()) for rank, (ours, _) in enumerate(pairs)]
-    step = WarmStep(launch, ranks, attempt=attempt, nodes=nodes, environment=environment, connections=connections)
-    return WarmRanks(step, keep=keep, stop_signal=stop_signal)
+    folder = run.attempt(attempt)
+    step = WarmStep(launch, ranks, folder=folder, nodes=nodes, environment=environment, connections=connections)
+    return ranks, step
 
 
 def start_again(
@@ -151,11 +158,11 @@ def start_again(
             del own["TORCHELASTIC_RUN_ID"]  # set by the user
         orders[rank] = {
             "arguments": rank_arguments(run, launch, resume_args),
-            "environment": {**own, **changed},
+            "environment": {"HPCACCEL_RUN_DIR": str(run.path), **own, **changed},
             "unset": unset,
             "log": str(run.rank_log(attempt, rank)),
         }
-    if (known := read_json(run.attempt(step.attempt) / STEP_FILE)) is not None:
+    if (known := read_json(step.folder / STEP_FILE)) is not None:
         write_json(run.attempt(attempt) / STEP_FILE, known)
     step.start(attempt, orders)
 

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _MAX_REPORT_BYTES = 1 << 15
 """Maximum length of a supervisor's report, in bytes."""
+END_SECONDS = 3.0
+"""How long processes that wait for a trial may take to end warm parents, when the worker leaves."""
 PAUSE_SECONDS = 2.0
 """Delay between the start of a trial and the start of the next spare process."""
 
@@ -45,14 +47,30 @@ class TrialProcess:
     """File descriptor from which to read the supervisor's report."""
 
     def order(self, value: dict[str, Any]) -> None:
-        """Send the process its trial: the JSON object that ``wait_for_a_trial`` reads."""
+        """Send the process its trial: the JSON object that ``wait_for_trials`` reads."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(value).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def dismiss(self) -> None:
+        """Let a process that waits for a trial end, with warm parents that it has kept."""
+        assert self.process.stdin is not None
         self.process.stdin.close()
+
+    def close(self, *, seconds: float = 0.0) -> None:
+        """Wait until the process has ended; kill it after ``seconds``."""
+        self.dismiss()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.report)
 
 
 class Spare:
-    """A supervisor process started in advance, so that the next trial does not wait for Python's start.
+    """Supervisor processes that wait for a trial: one started in advance, so that the next trial does not wait for
+    Python's start, and those of earlier trials that have kept warm parents for the next trial in their slot.
 
     Args:
         program: ``node.pyz``.
@@ -62,6 +80,8 @@ class Spare:
         self._program = program
         self._spare: TrialProcess | None = None
         self._taken = 0.0
+        self._kept: dict[str, TrialProcess] = {}
+        """By slot."""
 
     def keep(self, *, wanted: bool) -> None:
         """Start a spare process if there is none, but not within 2 s after a trial's start, which needs the CPU.
@@ -75,19 +95,33 @@ class Spare:
             except OSError:
                 self._taken = time.monotonic()  # ``take`` raises the error once a trial needs the process
 
-    def take(self) -> TrialProcess:
-        """Returns the spare process, or a new process if there is none.
+    def take(self, slot: Slot) -> TrialProcess:
+        """Returns the process that the last trial of ``slot`` has left, else the spare process, or a new process.
 
         Raises:
             OSError: no process can be started.
         """
         self._taken = time.monotonic()
+        if (kept := self._kept.pop(str(slot), None)) is not None:
+            if kept.process.poll() is None:
+                return kept
+            kept.close()
         spare, self._spare = self._spare, None
         if spare is not None and spare.process.poll() is None:
             return spare
         return self._start()
 
+    def keep_process(self, slot: Slot, process: TrialProcess) -> None:
+        """Keep a process that waits for the next trial of ``slot``."""
+        self._kept[str(slot)] = process
+
     def close(self) -> None:
+        end = time.monotonic() + END_SECONDS
+        for kept in self._kept.values():
+            kept.dismiss()
+        for kept in self._kept.values():
+            kept.close(seconds=max(0.0, end - time.monotonic()))
+        self._kept.clear()
         if self._spare is not None:
             self._spare.process.kill()
             self._spare.process.wait()
@@ -130,14 +164,16 @@ class Trial:
         self.run = run
         self.number = number
         self.slot = slot
+        self._spare = spare
         self._began = time.monotonic()
         self._forwarded: set[signal.Signals] = set()
         self._requested = ""
         self._supervisor: TrialProcess | None = None
         self._problem = ""
+        self._report: dict[str, Any] = {}
         try:
             (run.control / HOSTS_REQUEST).unlink(missing_ok=True)  # left by a worker process that was killed
-            self._supervisor = spare.take()
+            self._supervisor = spare.take(slot)
             self._supervisor.order({"run": str(run.path), "slot": str(slot), "env": dict(variables)})
         except OSError as error:
             self._problem = f"cannot start trial {number}: {error}"
@@ -167,25 +203,34 @@ class Trial:
 
     def poll(self) -> dict[str, Any] | None:
         """The trial's end as an event for the tuner; None while the trial runs."""
-        if self._supervisor is not None and self._supervisor.process.poll() is None:
+        running = self._supervisor is not None and self._supervisor.process.poll() is None
+        if self._supervisor is not None:
+            self._read(self._supervisor)
+        if running and not self._report.get("waits"):
             return None
         report = self._end_report()
         (self.run.control / HOSTS_REQUEST).unlink(missing_ok=True)
         seconds = round(time.monotonic() - self._began, 3)
         return {"event": "ended", "trial": self.number, **report, "seconds": seconds}
 
+    def _read(self, supervisor: TrialProcess) -> None:
+        """Read the supervisor's report if it has written it."""
+        try:
+            data = os.read(supervisor.report, _MAX_REPORT_BYTES)
+        except BlockingIOError:
+            return
+        if data.endswith(b"\n"):
+            self._report = json.loads(data)
+
     def _end_report(self) -> dict[str, Any]:
         if self._supervisor is None:
             return {"reason": "failed", "decision": "end", "error_class": "refused", "detail": self._problem}
-        try:
-            data = os.read(self._supervisor.report, _MAX_REPORT_BYTES)
-        except BlockingIOError:
-            data = b""
-        finally:
-            os.close(self._supervisor.report)
-        if data.endswith(b"\n"):
-            report: dict[str, Any] = json.loads(data)
-            return report
+        if self._report.pop("waits", False):
+            self._spare.keep_process(self.slot, self._supervisor)
+        else:
+            self._supervisor.close()
+        if self._report:
+            return self._report
         self._end_ranks()
         code = self._supervisor.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

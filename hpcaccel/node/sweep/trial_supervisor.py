@@ -37,8 +37,9 @@ from hpcaccel.node.failures.classify_logs import slurm_intervened
 from hpcaccel.node.failures.disk_space import UNWRITABLE_ERRNOS
 from hpcaccel.node.ledger import Ledger, read_outcome
 from hpcaccel.node.supervisor import Supervisor
+from hpcaccel.node.sweep.kept_step import KeptStep
 
-__all__ = ["CHECKED", "END_TIME", "HOSTS_REQUEST", "run_trial", "wait_for_a_trial"]
+__all__ = ["CHECKED", "END_TIME", "HOSTS_REQUEST", "run_trial", "wait_for_trials"]
 
 log = logging.getLogger(__name__)
 
@@ -61,20 +62,27 @@ class _NoRoom(RunDirectoryError):
     continue later. This worker starts no more trials."""
 
 
-def wait_for_a_trial(*, report_to: int) -> int:
+def wait_for_trials(*, report_to: int) -> int:
     """Wait for a line on standard input, a JSON object with ``run`` (a directory), ``slot`` and ``env``, then supervise
-    that trial. Returns the same exit code as ``run_trial``; 0 if standard input is closed without a line."""
-    line = sys.stdin.readline()
-    if not line:
-        return 0
-    order = json.loads(line)
-    os.environ.update(order["env"])
-    run = RunDir(order["run"])
-    try:
-        _print_to(run.slurm_log)
-    except OSError as error:
-        return _refuse(report_to, f"cannot write {run.slurm_log}: {error.strerror}", kind=_kind(error))
-    return run_trial(run, slot=Slot.parse(order["slot"]), report_to=report_to)
+    that trial. If its ranks have left warm parents, wait for another line: the next trial can use them. Returns the
+    same exit code as ``run_trial``; 0 if standard input is closed without a line."""
+    kept = KeptStep()
+    code = 0
+    with os.fdopen(os.dup(0), "rb") as orders:
+        for line in orders:
+            order = json.loads(line)
+            os.environ.update(order["env"])
+            run = RunDir(order["run"])
+            try:
+                _print_to(run.slurm_log)
+            except OSError as error:
+                kept.end()
+                return _refuse(report_to, f"cannot write {run.slurm_log}: {error.strerror}", kind=_kind(error))
+            code = run_trial(run, slot=Slot.parse(order["slot"]), report_to=report_to, kept=kept)
+            if kept.step is None:
+                return code
+    kept.end()
+    return code
 
 
 def _print_to(path: Path) -> None:
@@ -87,27 +95,33 @@ def _print_to(path: Path) -> None:
     os.close(nothing)
 
 
-def run_trial(run: RunDir, *, slot: Slot, report_to: int) -> int:
+def run_trial(run: RunDir, *, slot: Slot, report_to: int, kept: KeptStep) -> int:
     """Run a trial until it has ended or must continue elsewhere. Returns an exit code with the same meaning as a run's.
 
     Args:
         slot: the trial's share of the allocation.
         report_to: file descriptor that gets one JSON line: ``reason``, ``decision``, ``error_class``, ``detail`` and,
-            unless an error prevented the trial from running, ``nodes_excluded``.
+            unless an error prevented the trial from running, ``nodes_excluded`` and ``waits``, whether this process
+            waits for another trial.
+        kept: the warm parents of the trial before.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:
-        code = _supervise(run, slot)
+        code = _supervise(run, slot, kept)
         end = _last_end(run)
         assert end is not None, "a supervisor exited without an end line in the ledger"
         word = {name: getattr(end, name) for name in ("reason", "decision", "error_class", "detail", "nodes_excluded")}
     except (HpcaccelError, OSError) as error:
+        kept.end()
         message = str(error)
         code = _refuse(report_to, message, kind=_kind(error))
         log.error(message)
         return code
     word["detail"] = word["detail"][:_LONGEST]
+    word["waits"] = kept.step is not None
     os.write(report_to, json.dumps(word).encode() + b"\n")
+    if kept.step is not None:
+        os.kill(os.getppid(), signal.SIGCHLD)  # wakes the worker
     return code
 
 
@@ -127,7 +141,7 @@ def _refuse(report_to: int, detail: str, *, kind: str = "refused") -> int:
     return UserError.exit_code
 
 
-def _supervise(run: RunDir, slot: Slot) -> int:
+def _supervise(run: RunDir, slot: Slot, kept: KeptStep) -> int:
     launch = read_launch(run)
     if not launch.local:
         tasks = 1 if launch.launcher == "torchrun" else launch.ranks_per_node
@@ -140,7 +154,12 @@ def _supervise(run: RunDir, slot: Slot) -> int:
         path = os.environ.get(WORKER_JOB)
         scheduler = SchedulerView(allocation, shared=lambda: read_shared_status(Path(path)) if path else None)
         ledger = TrialLedger.of(run)
-        return TrialSupervisor(run, launch, allocation, ledger=ledger, scheduler=scheduler).run_attempts()
+        supervisor = TrialSupervisor(run, launch, allocation, ledger=ledger, scheduler=scheduler)
+        supervisor.job.warm_step = kept.take(launch)
+        try:
+            return supervisor.run_attempts()
+        finally:
+            kept.put(supervisor.job.warm_step, launch)
     finally:
         lease.release(run)
 
@@ -174,7 +193,7 @@ class TrialLedger(Ledger):
 class TrialAttempt(Attempt):
     """An attempt of a trial, in an allocation that other trials may have used before."""
 
-    may_be_warm = False
+    keeps_step = True
 
     def conclude(self, code: int) -> Verdict:
         # A successful end needs no Slurm query: short trials would cause hundreds of queries a minute.
@@ -236,6 +255,10 @@ class TrialSupervisor(Supervisor):
                 )
                 return EXIT_CONTINUED
         return super()._end_before_start()
+
+    def _end_warm_step(self, verdict: Verdict) -> None:
+        if verdict.decision != "end" or verdict.nodes_blamed:
+            super()._end_warm_step(verdict)
 
     def _clean(self, verdict: Verdict) -> None:
         pass  # the worker removes staged data after its last trial

@@ -14,6 +14,7 @@ __all__ = [
     "adopt_orphans",
     "exit_as",
     "fork_is_bad",
+    "has_loaded",
     "kill_descendants",
     "out_of_memory_kills",
 ]
@@ -63,6 +64,15 @@ def kill_descendants(reap: Callable[[], None]) -> None:
         time.sleep(0.002)
         reap()
     reap()
+
+
+def has_loaded(pid: int, *libraries: str) -> bool:
+    """Whether a process has mapped a file whose name begins with one of ``libraries``, see proc(5)."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            return any(line.rpartition("/")[2].startswith(libraries) for line in file if "/" in line)
+    except OSError:
+        return False
 
 
 def out_of_memory_kills() -> int | None:

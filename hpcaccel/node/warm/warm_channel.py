@@ -5,9 +5,9 @@ Each side first proves that it has the step's token (HMAC over the other side's 
 passed in the step's environment and never sent.
 
 Orders: ``start`` (``attempt``, ``arguments``, ``environment``, ``unset``, ``log``), ``kill``, ``end``, and on the local
-backend ``signal`` (``number``). Reports: ``started`` (``pid``), ``warm`` (``problem``: why ranks are still not forked;
-empty if they are), ``ended`` (``code``: negative for a signal; ``memory``: whether the kernel has killed processes of
-the node for lack of memory meanwhile).
+backend ``signal`` (``number``). Reports: ``started`` (``pid``); ``warm`` (``problem``: why ranks are still not forked;
+empty if they are); ``bound`` (the rank uses MPI, so that the next one needs a new step); ``ended`` (``code``: negative
+for a signal; ``memory``: whether the kernel has killed processes of the node for lack of memory meanwhile).
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class WarmConnection:
         """Whether the parent has imported the rank's modules."""
         self.problem = ""
         """Why the parent forks no ranks all the same; empty if it does."""
+        self.bound = False
+        """Whether no other rank can follow in the same step."""
         self.closed = False
         self.attempt = 0
         self._lines = LineSplitter()
@@ -130,6 +132,8 @@ class WarmConnection:
                 self.pid = report["pid"]
             case "warm":
                 self.warm, self.problem = True, report["problem"]
+            case "bound":
+                self.bound = True
             case "ended":
                 self.code, self.memory = report["code"], report["memory"]
 

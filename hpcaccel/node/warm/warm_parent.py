@@ -28,6 +28,7 @@ from hpcaccel.node.warm.descendants import (
     adopt_orphans,
     exit_as,
     fork_is_bad,
+    has_loaded,
     kill_descendants,
     out_of_memory_kills,
 )
@@ -37,10 +38,12 @@ from hpcaccel.node.warm.warm_program import become, set_first_path
 
 __all__ = ["main"]
 
-FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 30.0
+FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 10.0
 """Interval of the looks for the list of the rank's modules: doubled after each look."""
-LEAST_BYTES = 1 << 30
-"""Nothing is imported as long as the node or the job has less memory left."""
+LEAST_BYTES = 2 << 30
+"""Nothing is imported as long as the node or the job has less memory left for each rank of the node."""
+ONCE_A_STEP = ("libmpi", "libpmi")
+"""Libraries of MPI and of Slurm's PMI, with which a task can register once in a job step."""
 NICER = 10
 """The thread that imports has a lower priority than the rank by this number, see nice(2)."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
@@ -62,8 +65,8 @@ def main(plan: dict[str, Any]) -> None:
 
 
 def _has_memory() -> bool:
-    free = available_bytes()
-    return free is None or free > LEAST_BYTES
+    free, ranks = available_bytes(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return free is None or free > LEAST_BYTES * ranks
 
 
 class WarmParent:
@@ -82,7 +85,7 @@ class WarmParent:
         """Set at the end of the imports."""
         self._problem = ""
         """Why ranks are not forked although there is a list of their modules."""
-        self._reported = False
+        self._reported = self._is_bound = False
         self._pause = FIRST_LOOK_SECONDS
         self._look_at = time.monotonic() + self._pause
         self._missed: set[int] = set()
@@ -174,6 +177,7 @@ class WarmParent:
         """Start the rank of the next attempt. Returns True in a forked rank, which must become the program."""
         self._kill()
         self._attempt, self._memory_kills = order["attempt"], out_of_memory_kills()
+        self._folder = order["environment"].get(RUN_DIR, self._folder)
         fork = self._may_fork(order)
         me = os.getpid()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -246,6 +250,9 @@ class WarmParent:
             self._report(event="warm", problem=self._problem)
         if self._preload is not None or self._channel is None or time.monotonic() < self._look_at:
             return
+        if not self._is_bound and self._rank is not None and has_loaded(self._rank, *ONCE_A_STEP):
+            self._is_bound = True
+            self._report(event="bound")
         self._pause = min(2 * self._pause, LONGEST_LOOK_SECONDS)
         self._look_at = time.monotonic() + self._pause
         self._preload = self._wanted() if _has_memory() else None

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from hpcaccel.core.launch_spec import LaunchSpec
@@ -22,11 +21,10 @@ from hpcaccel.core.records import EXIT_CONTINUED
 from hpcaccel.node.batch import shell_code, srun_words
 from hpcaccel.node.warm.warm_channel import WarmConnection, WarmListener
 
-__all__ = ["OFF", "WarmRanks", "WarmStep", "why_not_warm"]
+__all__ = ["WarmRanks", "WarmStep"]
 
 log = logging.getLogger(__name__)
 
-OFF = "resilience.warm_restart: off"
 READY = "the ranks' warm parents have imported the ranks' modules: a restart in place need not import them"
 _CRASHES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 AFTER_FAILURE_SECONDS = 2.0
@@ -40,35 +38,6 @@ END_SECONDS = 20.0
 """How long the parents may take to kill their ranks, or to exit, before the step is killed."""
 MOST_LINES = 16
 """How many ends of ranks are logged at most."""
-SPARE_FILES = 100
-"""Number of open files that the supervisor needs besides a connection to each warm parent."""
-
-
-def why_not_warm(launch: LaunchSpec) -> str:
-    """The part of the spec for which this run's ranks have no warm parents; empty if they have."""
-    if launch.resilience.warm_restart == "off":
-        return OFF
-    for reason, found in {
-        "launcher: torchrun": launch.launcher == "torchrun",
-        "container": launch.container is not None,
-        "components": bool(launch.components),
-        "runtime.bridge": launch.bridge is not None,
-        f"{launch.ranks} ranks and at most {_most_files()} open files (ulimit -n)": launch.ranks + SPARE_FILES
-        > _most_files(),
-    }.items():
-        if found:
-            return reason
-    if launch.callable:
-        return ""
-    words = [*launch.program, "", ""]
-    if words[0] == "{python}" and (words[1] in ("-m", "-c") or words[1].endswith(".py")):
-        return ""
-    return "entrypoint.command"
-
-
-def _most_files() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 class Tasks(Protocol):
@@ -86,7 +55,7 @@ class WarmStep:
 
     Args:
         tasks: the processes of the step.
-        attempt: the attempt that began with this step.
+        folder: the folder of the attempt that began with this step.
         environment: the environment of its first attempt.
         connections: the connections, if the parents have inherited them.
         listener: otherwise, the listener that accepts the parents' connections.
@@ -97,14 +66,14 @@ class WarmStep:
         launch: LaunchSpec,
         tasks: Tasks,
         *,
-        attempt: int,
+        folder: Path,
         nodes: Sequence[str],
         environment: Mapping[str, str],
         connections: Sequence[WarmConnection] = (),
         listener: WarmListener | None = None,
     ) -> None:
         self.tasks = tasks
-        self.attempt = attempt
+        self.folder = folder
         self.nodes = list(nodes)
         self.environment = dict(environment)
         self.connections = {one.rank: one for one in connections}
@@ -188,14 +157,15 @@ class WarmRanks:
 
     Args:
         keep: whether the step may outlive these ranks for a restart.
+        always: whether it may outlive them however they end.
         stop_signal: the signal that requests a stop.
     """
 
-    def __init__(self, step: WarmStep, *, keep: bool, stop_signal: signal.Signals) -> None:
+    def __init__(self, step: WarmStep, *, keep: bool, always: bool = False, stop_signal: signal.Signals) -> None:
         self.step = step
         self.kept = False
         """Whether the ranks have ended and the step waits for the next attempt."""
-        self._keep = keep
+        self._keep, self._always = keep, always
         self._stop_signal = stop_signal
         self._ended: set[int] = set()
         self._code = 0
@@ -263,7 +233,9 @@ class WarmRanks:
     def _may_keep(self) -> bool:
         """Whether the step may outlive its ranks. If memory was short on a node, Slurm's records of the step's end are
         needed."""
-        return self._keep and self._code != 0 and not any(one.memory for one in self.step.connections.values())
+        found = self.step.connections.values()
+        keep = self._always or (self._keep and self._code != 0)
+        return keep and not any(one.memory or one.bound for one in found)
 
     def request_stop(self) -> None:
         self._keep = False

@@ -52,10 +52,10 @@ class ResilienceSection(Section):
     )
     warm_restart: Literal["auto", "off"] = Field(
         default="off",
-        description="auto: each rank has a parent process that outlives it, imports torch while the first attempt "
-        "trains, and starts the next attempt in the same place by fork, without srun and without the import of torch. "
-        "Commands, torchrun, containers, components, bridges and trials of sweeps have no such parents: their restarts "
-        "begin with new processes.",
+        description="auto: each rank has a parent process that outlives it, imports the rank's modules while the first "
+        "attempt trains, and starts the next attempt in the same place by fork, without srun and without imports. "
+        "Commands, torchrun, containers, components, bridges and MPI have no such parents: their restarts begin with "
+        "new processes. off: all restarts do.",
     )
     preflight: Literal["off", "quick", "full"] = Field(
         default="quick",
