@@ -81,10 +81,10 @@ class Parent:
         assert self.connection.code is not None
         return self.connection.code
 
-    def fork(self, attempt: int = 2, **variables: str) -> None:
+    def fork(self, attempt: int = 2, *, forget: bool = False, **variables: str) -> None:
         self.wait(lambda connection: connection.warm)
         environment = {"HPCACCEL_ATTEMPT": str(attempt), **variables}
-        order = {"arguments": self.words, "environment": environment, "unset": []}
+        order = {"arguments": self.words, "environment": environment, "unset": [], "forget": forget}
         self.connection.start(attempt, {**order, "log": str(self.folder / f"{attempt}.log")})
         self.wait(lambda connection: connection.pid is not None)
 
@@ -284,6 +284,14 @@ def test_signal_between_two_attempts_reaches_the_next_rank(parent: Callable[...,
     assert one.ended() == -signal.SIGTERM
 
 
+def test_signal_to_another_run_does_not_reach_the_next_rank(parent: Callable[..., Parent]) -> None:
+    one = parent("import os, sys, time; time.sleep(0.3); sys.exit(os.environ['HPCACCEL_ATTEMPT'] == '1')")
+    assert one.ended() == 1
+    one.process.send_signal(signal.SIGTERM)
+    one.fork(forget=True)
+    assert one.ended() == 0
+
+
 LOADED = "import sys; print('known' in sys.modules)"
 LOCAL = """
 import os, sys, threading
@@ -349,7 +357,7 @@ def test_rank_is_a_new_process_if_a_variable_has_changed_that_a_module_has_read(
 def test_rank_is_a_new_process_before_its_modules_are_known(parent: Callable[..., Parent]) -> None:
     one = parent("import os; print(os.environ.get('HPCACCEL_RUN_DIR') is not None)", report={})
     assert one.ended() == 0
-    order = {"arguments": one.words, "environment": {"HPCACCEL_ATTEMPT": "2"}, "unset": []}
+    order = {"arguments": one.words, "environment": {"HPCACCEL_ATTEMPT": "2"}, "unset": [], "forget": False}
     one.connection.start(2, {**order, "log": str(one.folder / "2.log")})
     assert (one.ended(), one.log(2)) == (0, "True\n")
     assert not one.connection.warm

@@ -161,9 +161,11 @@ def start_again(
             "environment": {"HPCACCEL_RUN_DIR": str(run.path), **own, **changed},
             "unset": unset,
             "log": str(run.rank_log(attempt, rank)),
+            "forget": step.run != run.path,  # a stop of another run's ranks does not concern these
         }
     if (known := read_json(step.folder / STEP_FILE)) is not None:
         write_json(run.attempt(attempt) / STEP_FILE, known)
+    step.run = run.path
     step.start(attempt, orders)
 
 

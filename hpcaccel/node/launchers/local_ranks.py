@@ -70,6 +70,9 @@ class LocalRanks:
     def request_stop(self) -> None:
         self._send(self._stop_signal)
 
+    def forget_stop(self) -> None:
+        pass  # a request is sent once
+
     def kill(self) -> None:
         self._send_group(signal.SIGKILL)
 

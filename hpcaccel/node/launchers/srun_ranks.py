@@ -103,6 +103,9 @@ class SrunRanks:
         else:
             self._signal_step("TERM")
 
+    def forget_stop(self) -> None:
+        self._again = []
+
     def kill(self) -> None:
         self._kills += 1
         self._signal_step("KILL")

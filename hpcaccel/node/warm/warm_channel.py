@@ -4,10 +4,11 @@ On the local backend it is a socket pair that the parent inherits. Under Slurm t
 Each side first proves that it has the step's token (HMAC over the other side's random number); the token itself is
 passed in the step's environment and never sent.
 
-Orders: ``start`` (``attempt``, ``arguments``, ``environment``, ``unset``, ``log``), ``kill``, ``end``, and on the local
-backend ``signal`` (``number``). Reports: ``started`` (``pid``); ``warm`` (``problem``: why ranks are still not forked;
-empty if they are); ``bound`` (the rank uses MPI, so that the next one needs a new step); ``ended`` (``code``: negative
-for a signal; ``memory``: whether the kernel has killed processes of the node for lack of memory meanwhile).
+Orders: ``start`` (``attempt``, ``arguments``, ``environment``, ``unset``, ``log``, ``forget``: whether stop signals
+from before do not concern the rank), ``kill``, ``end``, and on the local backend ``signal`` (``number``). Reports:
+``started`` (``pid``); ``warm`` (``problem``: why ranks are still not forked; empty if they are); ``bound`` (the rank
+uses MPI, so that the next one needs a new step); ``ended`` (``code``: negative for a signal; ``memory``: whether the
+kernel has killed processes of the node for lack of memory meanwhile).
 """
 
 from __future__ import annotations

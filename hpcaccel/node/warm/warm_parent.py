@@ -178,6 +178,8 @@ class WarmParent:
         self._kill()
         self._attempt, self._memory_kills = order["attempt"], out_of_memory_kills()
         self._folder = order["environment"].get(RUN_DIR, self._folder)
+        if order["forget"]:
+            self._missed.clear()
         fork = self._may_fork(order)
         me = os.getpid()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

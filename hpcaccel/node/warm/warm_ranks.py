@@ -45,6 +45,10 @@ class Tasks(Protocol):
 
     def poll(self) -> int | None: ...
     def request_stop(self) -> None: ...
+    def forget_stop(self) -> None:
+        """Send no more signals for a stop that was requested: the ranks have ended, and others may follow."""
+        ...
+
     def kill(self) -> None: ...
     def dump(self) -> None: ...
     def wake(self) -> None: ...
@@ -74,6 +78,8 @@ class WarmStep:
     ) -> None:
         self.tasks = tasks
         self.folder = folder
+        self.run = folder.parent.parent
+        """The directory of the run whose ranks were started last."""
         self.nodes = list(nodes)
         self.environment = dict(environment)
         self.connections = {one.rank: one for one in connections}
@@ -189,6 +195,7 @@ class WarmRanks:
             return self._code if all_ended else code
         if not self._ending and all_ended and self._may_keep():
             self.kept = True
+            step.tasks.forget_stop()
             return self._code
         if not self._ending and (all_ended or self._must_end()):
             self._ending = True
