@@ -27,7 +27,6 @@ RESILIENCE = {
     "max_failures": 3,
     "max_preemptions": None,
     "restart_in_place": 2,
-    "warm_restart": os.environ.get("HPCACCEL_TEST_WARM", "off"),
 }
 
 

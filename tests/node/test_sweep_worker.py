@@ -260,6 +260,7 @@ def test_slot_gets_its_part_of_the_gpus_of_any_vendor(monkeypatch: pytest.Monkey
     assert restricted(**listed) == {"ROCR_VISIBLE_DEVICES": "2,3"}
 
 
+NO_RESTART = {"warm_restart": "auto", "restart_in_place": 0, "requeue": False}
 SAYS_PARENT = """
 import json, os, sys, time
 folder = os.environ["HPCACCEL_RUN_DIR"]
@@ -279,11 +280,7 @@ if sys.argv[1] == "1":
 
 
 def test_trials_start_below_the_warm_parents_of_the_trial_before(sweep: Make) -> None:
-    one = sweep(
-        SAYS_PARENT,
-        IN_TURN.format(count=3),
-        resilience={"warm_restart": "auto", "restart_in_place": 0, "requeue": False},
-    )
+    one = sweep(SAYS_PARENT, IN_TURN.format(count=3), resilience=NO_RESTART, trials=0)
     (one.dir.path / "known.py").touch()
     said = []
     for number in range(3):
@@ -302,7 +299,7 @@ def test_trials_start_below_the_warm_parents_of_the_trial_before(sweep: Make) ->
 
 
 def test_trial_with_another_launch_gets_parents_of_its_own(sweep: Make) -> None:
-    one = sweep(SAYS_PARENT, IN_TURN.format(count=2), resilience={"warm_restart": "auto"})
+    one = sweep(SAYS_PARENT, IN_TURN.format(count=2), resilience=NO_RESTART, trials=0)
     (one.dir.path / "known.py").touch()
     for number, folders in enumerate([[], ["/some/where"]]):
         one.document["launch"]["program"] = ["{python}", str(one.dir.path / "program.py"), "0"]
