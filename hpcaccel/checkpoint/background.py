@@ -55,6 +55,7 @@ class PendingSave:
         reason: why the checkpoint is saved, for display.
         begun: when the save began, by ``time.monotonic``.
         stall: seconds for which the save blocked training.
+        from_memory: whether the checkpoint is a snapshot that was taken before.
     """
 
     what: str
@@ -62,6 +63,7 @@ class PendingSave:
     reason: str
     begun: float
     stall: float = 0.0
+    from_memory: bool = False
 
     def record(self, *, ended: float, size: int, background: bool) -> Save:
         """The record of this save after its commit.
@@ -78,6 +80,7 @@ class PendingSave:
             bytes=size,
             background=background,
             time=time.time(),
+            from_memory=self.from_memory,
         )
 
 

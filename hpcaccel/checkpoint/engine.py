@@ -192,7 +192,7 @@ class CheckpointEngine:
         paths, size = written
         self._branch.add(paths.step, alone=False)
         ended = time.monotonic()
-        pending = PendingSave("", paths, reason, begun, stall=ended - begun)
+        pending = PendingSave("", paths, reason, begun, stall=ended - begun, from_memory=True)
         self._notify(pending, ended=ended, size=size, background=False)
         return paths.step
 

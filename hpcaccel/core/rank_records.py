@@ -50,6 +50,8 @@ class Save:
     background: bool = False
     time: float = 0.0
     """When rank 0 detected the commit."""
+    from_memory: bool = False
+    """Whether a snapshot in memory was written, because a stop left too little time for a save of the last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,9 @@ class Timing:
     """Slowest step after the first one. An evaluation between two steps counts as part of the second."""
     saves: int = 0
     stall_seconds: float = 0.0
-    """How long saves blocked training, in total."""
+    """How long saves blocked training, in total. Includes snapshots in memory."""
+    snapshot_seconds: float | None = None
+    """The part of ``stall_seconds`` that snapshots in memory took; None without any, and in earlier releases."""
     save_seconds: float | None = None
     """Median time for which a save blocked training."""
     slowest_save_seconds: float | None = None

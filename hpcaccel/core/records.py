@@ -107,6 +107,8 @@ class AttemptStart:
     """When the job was last queued, according to Slurm."""
     allocated_at: float | None = None
     """When the job's nodes were allocated."""
+    warm: bool = False
+    """Whether warm parents that have imported torch fork the ranks. False in lines of earlier releases."""
 
 
 @dataclass(frozen=True, kw_only=True)

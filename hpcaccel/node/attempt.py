@@ -121,6 +121,7 @@ class Attempt:
             resume_args=[] if newest is None else job.resume_args(newest),
             queued_at=job.scheduler.queued_at,
             allocated_at=job.scheduler.allocated_at,
+            warm=job.warm_step is not None and job.warm_step.warm,
         )
         job.retry_until_writable(lambda: job.ledger.start(line))
         return line

@@ -14,7 +14,7 @@ from hpcaccel.view.goodput import PARTS
 from hpcaccel.view.text_tables import Column, Styled, console_for, print_table
 from hpcaccel.view.time_report import AttemptReport, Interval, TimeReport
 
-__all__ = ["interval_lines", "print_report"]
+__all__ = ["interval_lines", "print_report", "without_rows"]
 
 BAR_WIDTH = 24
 SHOWN_ATTEMPTS = 8
@@ -31,6 +31,9 @@ def print_report(one: TimeReport, *, stream: TextIO | None = None) -> None:
     if one.tasks:
         console.print()
         _print_tasks(one.tasks, console)
+    if one.without:
+        console.print()
+        _print_without(one, console)
     for line in () if one.interval is None else interval_lines(one.interval):
         console.print(Text(line))
 
@@ -91,6 +94,25 @@ def _print_tasks(tasks: Sequence[TimeReport], console: Console) -> None:
         times = (precise_duration(task.seconds["queue"]), precise_duration(task.total_seconds))
         rows.append([str(cell) for cell in (task.run_id, task.state, *numbers, *times)])
     print_table(columns, rows, console=console)
+
+
+def _print_without(one: TimeReport, console: Console) -> None:
+    columns = (
+        Column(title="WITHOUT"),
+        Column(title="GOODPUT", right=True),
+        Column(title="ETTR", right=True, leaves=1),
+        Column(title="COUNTED", wraps=30, leaves=3),
+        Column(title="NOT COUNTED", wraps=30, leaves=2),
+    )
+    print_table(columns, [list(row) for row in without_rows(one)], console=console)
+
+
+def without_rows(one: TimeReport) -> Iterator[tuple[str, str, str, str, str]]:
+    """What the run would have been without each of its measures: measure, goodput, ETTR, what is counted, what not."""
+    for row in one.without:
+        known = row.training_lost_seconds is not None
+        ratios = [percent(share) if known else "not known" for share in (row.goodput, row.ettr)]
+        yield row.measure, ratios[0], ratios[1], row.counted, row.not_counted
 
 
 def interval_lines(interval: Interval) -> Iterator[str]:

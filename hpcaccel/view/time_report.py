@@ -19,6 +19,7 @@ from hpcaccel.submission.jobs.run_state import read_record
 from hpcaccel.submission.runs.attempts import Attempt, count, read_attempts
 from hpcaccel.submission.runs.status import RunStatus
 from hpcaccel.view.goodput import HELD, AttemptSpan, AttemptWork, add_up, between, split
+from hpcaccel.view.goodput_without import Without, without_measures
 
 __all__ = ["AttemptReport", "Interval", "TimeReport", "attempt_spans", "report"]
 
@@ -86,6 +87,8 @@ class TimeReport:
     attempts: list[AttemptReport] = field(default_factory=list)
     interval: Interval | None = None
     """None for an array, or if no step time or no save was recorded."""
+    without: list[Without] = field(default_factory=list)
+    """The run without each of its measures against faults; empty for an array, and if the spec sets none."""
     tasks: list[TimeReport] = field(default_factory=list)
 
     @property
@@ -150,16 +153,23 @@ def report(
         )
         for span, wait, work, one in zip(spans, waits, works, counts, strict=True)
     ]
+    seconds = add_up([*(one.seconds for one in reports), _since(spans, run, status, now=now)])
     return TimeReport(
         run_id=status.run_id,
         name=status.name,
         state=status.state,
-        seconds=add_up([*(one.seconds for one in reports), _since(spans, run, status, now=now)]),
+        seconds=seconds,
         steps=sum(one.done - one.lost for one in counts),
         steps_lost=sum(one.lost for one in counts),
         attempts=reports,
         interval=_interval(run, spans, works),
-    )
+        without=without_measures(
+            run, known, spans, works,
+            training=seconds["training"],
+            held=sum(seconds[part] for part in HELD),
+            total=sum(seconds.values()) - seconds["paused"],
+        ),
+    )  # fmt: skip
 
 
 def _together(status: RunStatus, tasks: list[TimeReport]) -> TimeReport:

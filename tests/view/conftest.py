@@ -24,7 +24,8 @@ class HandMade:
 
     def start(self, attempt: int, **facts: Any) -> None:
         self.run.attempt(attempt).mkdir()
-        line = AttemptStart(attempt=attempt, time=1000.0 * attempt, job_id="local-1", nodes=["n1"], ranks=2, **facts)
+        usual = {"attempt": attempt, "time": 1000.0 * attempt, "job_id": "local-1", "nodes": ["n1"], "ranks": 2}
+        line = AttemptStart(**{**usual, **facts})
         append_line(self.run.ledger, to_dict(line))
 
     def progress(self, attempt: int, *, resumed_step: int = 0, total_steps: int | None = 400) -> None:

@@ -93,6 +93,11 @@ class WarmStep:
         """Whether all parents have connected."""
         return len(self.connections) == self._size
 
+    @property
+    def warm(self) -> bool:
+        """Whether all parents have imported torch, so that they fork the ranks of the next attempt."""
+        return self.complete and all(one.warm for one in self.connections.values())
+
     def may_start(self, nodes: Sequence[str]) -> bool:
         """Whether the parents can start ranks on ``nodes``."""
         self.receive()
@@ -116,7 +121,7 @@ class WarmStep:
                 self._listener = None
         for connection in self.connections.values():
             connection.receive()
-        if not self._told and self.complete and all(one.warm for one in self.connections.values()):
+        if not self._told and self.warm:
             self._told = True
             problem = next((one.problem for one in self.connections.values() if one.problem), "")
             log.info(f"restarts in place start new processes: {problem}" if problem else READY)

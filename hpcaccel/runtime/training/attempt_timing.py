@@ -210,7 +210,12 @@ class AttemptClock:
         """Record that a snapshot in memory has blocked training. Writes nothing, because snapshots may be frequent."""
         if self._run is not None:
             self._stalled += seconds
-            self._times = replace(self._times, stall_seconds=self._times.stall_seconds + seconds)
+            before = self._times
+            self._times = replace(
+                before,
+                stall_seconds=before.stall_seconds + seconds,
+                snapshot_seconds=(before.snapshot_seconds or 0.0) + seconds,
+            )
 
     @property
     def median_step_seconds(self) -> float | None:

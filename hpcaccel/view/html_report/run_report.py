@@ -40,7 +40,7 @@ from hpcaccel.view.html_report.record_sections import (
 )
 from hpcaccel.view.merged_log import first_traceback
 from hpcaccel.view.rank_states import blame_of
-from hpcaccel.view.report_table import interval_lines
+from hpcaccel.view.report_table import interval_lines, without_rows
 from hpcaccel.view.run_overview import Overview
 from hpcaccel.view.time_report import TimeReport, report
 
@@ -128,6 +128,7 @@ def _sections(source: ReportedRun) -> Iterator[PageSection | None]:
     yield _life(one)
     yield from _charts(source)
     yield _time_parts(source.time)
+    yield _without(source.time)
     yield _attempts(one)
     yield rank_section(one)
     yield from usage_sections(one)
@@ -244,6 +245,14 @@ def _time_parts(time: TimeReport) -> PageSection | None:
     return PageSection(
         title="Where the time went", strip=Strip(blocks=strip.blocks, legend=()), table=table, lines=advice
     )
+
+
+def _without(time: TimeReport) -> PageSection | None:
+    rows = [list(row) for row in without_rows(time)]
+    columns = ["without", ">goodput", ">ETTR", "counted", "not counted"]
+    line = f"With them: goodput {percent(time.goodput)}, ETTR {percent(time.ettr)}."
+    table = Table(columns=columns, rows=rows)
+    return PageSection(title="Without the measures against faults", table=table, lines=[line]) if rows else None
 
 
 def _part_name(part: str) -> str:
