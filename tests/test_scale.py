@@ -68,13 +68,50 @@ def test_requests_of_a_rendezvous_are_three_per_rank_and_few_of_rank_0():
         assert found.seconds >= ranks * 3 * protocols.request_seconds
 
 
-def test_faults_cost_less_with_snapshots_and_spare_nodes_and_nothing_without_faults():
+def test_faults_cost_less_with_snapshots_and_other_nodes_and_nothing_without_faults():
     from scale.lost_time import SCENARIOS, Recovery, ettr
 
-    shares = [ettr(recovery, interval_seconds=1800, mttf_hours=1.8) for recovery in SCENARIOS.values()]
-    assert shares[0] < shares[2] < shares[4] < 1
-    assert shares[0] < shares[3] < shares[4]
+    shares = {name: ettr(one, interval_seconds=1800, mttf_hours=1.8) for name, one in SCENARIOS.items()}
+    for first in ("files", "snapshots"):
+        queue, fewer, spare = (shares[f"{first}, warm restart{more}"] for more in ("", ", fewer nodes", ", spare nodes"))
+        assert shares["files, cold restart"] < queue < fewer < spare < 1
+    assert shares["files, warm restart, spare nodes"] < shares["snapshots, warm restart, spare nodes"]
     assert ettr(Recovery(), interval_seconds=1800, mttf_hours=1e9) == pytest.approx(1800 / 1801, abs=1e-4)
+
+
+def test_used_up_nodes_come_back_by_a_requeue_and_fewer_nodes_do_less():
+    from scale.lost_time import Recovery, ettr
+
+    nodes = {"number of nodes": 10.0, "share of lost nodes": 1.0}
+    fixed = {"interval_seconds": 600, "mttf_hours": 5.0}
+    queue = ettr(Recovery(), values=nodes, **fixed)
+    for recovery, few in (
+        (Recovery(spare=True), {"number of spare nodes": 1.0}),
+        (Recovery(shrink=True), {"smallest number of nodes": 9.0}),
+    ):
+        some = ettr(recovery, values={**nodes, **few}, **fixed)
+        many = ettr(recovery, values={**nodes, "number of spare nodes": 1e9, "smallest number of nodes": 1.0}, **fixed)
+        if recovery.spare:
+            assert queue < some < many
+        else:  # nine nodes of ten, half of the time
+            assert queue - 0.06 < some < queue
+            assert many == pytest.approx(0.55, abs=0.05)  # from ten nodes down to one, and from the start again
+    always = ettr(Recovery(shrink=True), values={**nodes, "smallest number of nodes": 10.0}, **fixed)
+    assert always == queue
+
+
+def test_simulated_share_is_that_of_the_closed_form():
+    """A fault costs a restart and, in the mean, half an interval and the time of the commit."""
+    from scale.lost_time import PARAMETERS, Recovery, ettr
+
+    values = {"share of lost nodes": 0.0}
+    interval, mttf = 600.0, 5 * 3600.0
+    cost = {name: PARAMETERS[name].value for name in ("detection", "cold start", "load from files", "durable after")}
+    stall = PARAMETERS["stall of a save"].value
+    share = (interval / (interval + stall)) * (mttf - (interval + stall) / 2 - cost.pop("durable after") - stall)
+    expected = share / (mttf + sum(cost.values()))
+    found = [ettr(Recovery(), interval_seconds=interval, mttf_hours=5.0, values=values, seed=seed) for seed in range(20)]
+    assert sum(found) / len(found) == pytest.approx(expected, rel=0.01)
 
 
 def test_sweep_runs_all_trials_and_waits_for_the_journal_when_it_is_the_bottleneck():

@@ -9,28 +9,33 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from scale import measuring
 from scale.cost_term import CostTerm
-from scale.group_protocols import OPERATION_SECONDS, Protocols
+from scale.group_protocols import OPERATION_SECONDS, TENSORS, Protocols
 from scale.lost_time import MTTF_HOURS, PARAMETERS, SCENARIOS, ettr
 from scale.many_trials import sweep
 
 SIZES = (16, 64, 256, 1024, 4096, 16_384)
+RUN_FACTOR = 1.1
+"""Allowed ratio of the simulated and the measured share of useful time."""
 INTERVALS = (60, 120, 300, 600, 1200, 1800, 3600)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recorded", action="store_true", help="use the recorded constants, measure nothing")
+    parser.add_argument("--only", metavar="TEXT", default="", help="measure what has TEXT in its name; else recorded")
     parser.add_argument("--record", action="store_true", help="write the measured constants into the repository")
     parser.add_argument("--plots", action="store_true", help="write docs/scale-*.svg (matplotlib)")
     options = parser.parse_args()
     if options.recorded:
         terms, constants = measuring.load()
     else:
-        terms, constants = measuring.measure(lambda name: print(f"measuring: {name}", file=sys.stderr, flush=True))
+        progress = partial(print, "measuring:", file=sys.stderr, flush=True)
+        terms, constants = measuring.measure(progress, options.only)
     if options.record:
         measuring.save(terms, constants)
     print(f"constants of: {constants['machine']}")
@@ -38,6 +43,8 @@ def main() -> int:
     protocols = Protocols.of(terms, constants)
     passed = show_simulated(protocols) and passed
     show_protocols(protocols)
+    show_left_over(protocols)
+    passed = show_faulty_run(constants["faulty_run"]) and passed
     show_lost_time()
     show_many(terms)
     if options.plots:
@@ -86,6 +93,10 @@ def show_protocols(protocols: Protocols) -> None:
             f"{ranks:>8,}{met.requests:>9,} req {met.seconds:6.2f} s{groups}"
             f"   ring {one_ring:7.1f}, used {tree:5.1f} ms"
         )
+    print(f"\n{'ranks':>8}{'a call of the script: ring':>28}{'used':>12}")
+    for ranks in SIZES:
+        ring, used = 1e3 * protocols.call_ring_seconds(ranks), 1e3 * protocols.call_seconds(ranks)
+        print(f"{ranks:>8,}{ring:>25.1f} ms{used:>9.1f} ms")
     print(f"\n{'ranks':>8}{'operations of rank 0':>22}{'commit after the last file':>32}{'index':>14}{'entries':>10}")
     for ranks in SIZES:
         fast, slow = (protocols.commit_seconds(ranks, operation_seconds=each) for each in OPERATION_SECONDS)
@@ -97,6 +108,31 @@ def show_protocols(protocols: Protocols) -> None:
         )
     shown = " and ".join(f"{1e3 * each:g} ms" for each in OPERATION_SECONDS)
     print(f"(an operation on the shared file system: {shown}, assumed; the index: 16 tensors over all ranks)")
+
+
+def show_left_over(protocols: Protocols) -> None:
+    """Print what still grows with the number of ranks."""
+    print(f"\nstill growing with the number of ranks; index of {TENSORS} tensors that are split over all ranks")
+    print(f"{'ranks':>8}{'requests at the store':>32}{'agreement':>14}{'index':>26}{'manifest':>14}{'entries':>9}")
+    for ranks in SIZES:
+        one = protocols.left_over(ranks)
+        print(
+            f"{ranks:>8,}{one.store_requests:>20,} {one.store_seconds:9.3f} s{one.agreement_bytes / 1e3:>11.1f} kB"
+            f"{one.index_bytes / 1e6:>13,.0f} MB{one.index_seconds:>8.2f} s{one.manifest_bytes / 1e3:>11.1f} kB"
+            f"{one.entries:>9,.0f}"
+        )
+
+
+def show_faulty_run(run: dict[str, float]) -> bool:
+    """Print the share of useful time of a real run under faults, and that of its simulation. Returns whether they agree."""
+    ratio = run["simulated"] / run["measured"]
+    holds = 1 / RUN_FACTOR <= ratio <= RUN_FACTOR
+    print(
+        f"\na real run of {run['seconds']:.0f} s with {run['faults']:.0f} killed ranks, {run['restart_seconds']:.2f} s from a "
+        f"kill to the next start: useful share measured {run['measured']:.3f}, simulated {run['simulated']:.3f}; simulated / "
+        f"measured {ratio:.2f}, {RUN_FACTOR:g}{'' if holds else '  WRONG'}"
+    )
+    return holds
 
 
 def show_lost_time() -> None:

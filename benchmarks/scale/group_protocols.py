@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcaccel.checkpoint.save_reports import BLOCK
 from hpcaccel.runtime.distributed.wide_groups import WIDE, WIDTH
+from scale.commit_costs import CHUNKS
 from scale.cost_term import CostTerm
 from scale.event_clock import EventClock, QueueServer
 
@@ -18,6 +19,10 @@ __all__ = ["OPERATION_SECONDS", "Protocols", "Rendezvous"]
 OPERATION_SECONDS = (0.0002, 0.002)
 """Assumed times of one metadata operation on a shared file system, idle and under load. The operations are counted on a
 local disk, where they take microseconds."""
+BYTES_PER_SECOND = 1e9
+"""Assumed for a connection between two nodes."""
+TENSORS = 1000
+"""Tensors of the model whose index ``LeftOver`` describes."""
 MEASURED_WIDTH = 4
 """Ranks of a group in the measured trees, so that few ranks make several levels."""
 
@@ -29,6 +34,26 @@ class Rendezvous:
     seconds: float
     requests: int
     longest_queue: int
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """Costs that grow with the number of ranks and have not been redesigned.
+
+    Args:
+        agreement_bytes: received by rank 0 in one agreement of a save.
+        index_bytes, index_seconds: of an index with ``TENSORS`` tensors, each of which is split over all ranks. While
+            the plan is new, rank 0 receives about as many bytes.
+        entries: of the folder of a checkpoint, of the heartbeats, and of the logs of an attempt.
+    """
+
+    store_requests: int
+    store_seconds: float
+    agreement_bytes: float
+    index_bytes: float
+    index_seconds: float
+    manifest_bytes: float
+    entries: float
 
 
 @dataclass(frozen=True)
@@ -122,6 +147,33 @@ class Protocols:
             return self.ring_seconds(ranks)
         return _messages(ranks, WIDTH) * self.tree_message_seconds
 
+    def call_seconds(self, ranks: int) -> float:
+        """Seconds of a call of the script, such as ``wait_for_everyone``: 256 bytes of each rank to all ranks. Along a
+        ring up to ``WIDE`` ranks, else along a tree, whose groups pass the whole table on."""
+        if ranks <= WIDE:
+            return self.call_ring_seconds(ranks)
+        smallest, taken = min(self.terms["tree all-gather of calls"].measured.items())
+        message = taken / _messages(smallest, MEASURED_WIDTH, self.cores, reduces=False)
+        broadcasts = _messages(ranks, WIDTH, reduces=False) - _messages(ranks, WIDTH, reduces=False, returns=False)
+        return _messages(ranks, WIDTH, reduces=False) * message + broadcasts * 256 * ranks / BYTES_PER_SECOND
+
+    def call_ring_seconds(self, ranks: int) -> float:
+        """The same along one ring of all ranks: P - 1 messages in turn."""
+        return (ranks - 1) * self.terms["one ring all-gather of calls"].coefficients[1]
+
+    def left_over(self, ranks: int) -> LeftOver:
+        """What still grows with the number of ranks, see ``LeftOver``."""
+        chunk = self.terms["commit: bytes of the index"].coefficients[1] / CHUNKS
+        return LeftOver(
+            store_requests=self.rendezvous(ranks).requests,
+            store_seconds=self.rendezvous(ranks).seconds,
+            agreement_bytes=self.terms["agreement of a save: bytes to rank 0"].predict(ranks),
+            index_bytes=chunk * ranks * TENSORS,
+            index_seconds=self.terms["commit: publish"].coefficients[1] / CHUNKS * ranks * TENSORS,
+            manifest_bytes=self.terms["commit: bytes of the manifest"].predict(ranks),
+            entries=self.terms["commit: entries of a folder"].predict(ranks),
+        )
+
     def simulated(self) -> dict[str, dict[int, float]]:
         """What was simulated and measured, by term and number of ranks."""
         trees = self.terms["tree all-reduce"].measured
@@ -130,12 +182,18 @@ class Protocols:
                 size: _messages(size, MEASURED_WIDTH, self.cores) * self.tree_message_seconds
                 for size in sorted(trees)[1:]
             },
+            "tree all-gather of calls": self._gathers(),
             "commit: operations of rank 0, in blocks": {
                 size: self.commit_operations(size)
                 for size in self.terms["commit: operations of rank 0, in blocks"].measured
             },
             "check-in": {size: self.rendezvous(size).seconds for size in self.terms["check-in"].measured if size >= 16},
         }
+
+    def _gathers(self) -> dict[int, float]:
+        (smallest, taken), *others = sorted(self.terms["tree all-gather of calls"].measured.items())
+        one = taken / _messages(smallest, MEASURED_WIDTH, self.cores, reduces=False)
+        return {size: one * _messages(size, MEASURED_WIDTH, self.cores, reduces=False) for size, _ in others}
 
     def commit_operations(self, ranks: int) -> float:
         """Operations on the file system by rank 0's writer after the last file is written: for each report, and of more
@@ -149,19 +207,23 @@ class Protocols:
         return self.commit_operations(ranks) * operation_seconds + computed
 
 
-def _messages(ranks: int, width: int, cores: int | None = None) -> float:
+def _messages(
+    ranks: int, width: int, cores: int | None = None, *, reduces: bool = True, returns: bool = True
+) -> float:
     """Messages one after the other in an all-reduce along a tree of groups of ``width`` ranks.
 
     Args:
         cores: number of cores that do the work of all ranks; None if each rank has one. The groups of a level then take
             turns.
+        reduces: False for an all-gather, whose rings pass each message on once, not twice.
+        returns: whether the messages on the way back count.
     """
     messages, left = 0.0, ranks
     while left > 1:
         group, groups = min(width, left), -(-left // width)
         rounds = 1.0 if cores is None else max(1.0, groups / cores)
-        messages += rounds * 2 * (group - 1)
-        if groups > 1:  # below the topmost group, the result is broadcast on the way back
+        messages += rounds * (2 if reduces else 1) * (group - 1)
+        if groups > 1 and returns:  # below the topmost group, the result is broadcast on the way back
             messages += rounds * (math.ceil(math.log2(group)) if cores is None else group - 1)
         left = groups
     return messages

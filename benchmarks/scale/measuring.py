@@ -7,11 +7,11 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from scale import commit_costs, record_costs, store_costs, tree_costs
+from scale import commit_costs, faulty_run, record_costs, store_costs, tree_costs
 from scale.cost_term import CostTerm
 from scale.group_protocols import MEASURED_WIDTH
 
@@ -27,73 +27,85 @@ TIME_FACTOR = 4.0
 TURNS = 3
 
 
-def measure(progress: Callable[[str], None]) -> tuple[dict[str, CostTerm], dict[str, Any]]:
+def measure(progress: Callable[[str], None], only: str = "") -> tuple[dict[str, CostTerm], dict[str, Any]]:
     """Measure every term.
 
+    Args:
+        only: measure the terms and constants whose names contain this text, and take the others from ``CONSTANTS``.
+
     Returns:
-        Terms by name, and single constants: the machine, and ``store_request_seconds``.
+        Terms by name, and single constants: the machine, ``store_request_seconds``, and the run of ``faulty_run``.
     """
     terms: dict[str, CostTerm] = {}
+    recorded, constants = load() if only else ({}, {})
 
     def add(
         name: str, unit: str, law: str, of: Callable[[int], float], sizes: Iterable[int] = RANKS, *,
         critical: bool = True, fitted: int = 2,
     ) -> None:  # fmt: skip
+        if only not in name:
+            terms[name] = recorded[name]
+            return
         progress(name)
         factor = TIME_FACTOR if unit == "s" else COUNT_FACTOR
         measured = {size: float(of(size)) for size in sizes}
         terms[name] = CostTerm(name, unit, law, measured, factor, critical, fitted)
 
-    progress("check-in")
-    met = {ranks: _fastest(partial(store_costs.check_in, ranks)) for ranks in RANKS}
-    add("check-in: requests of all ranks", "requests", "P", lambda p: met[p]["requests"])
-    add("check-in: requests of rank 0", "requests", "constant", lambda p: met[p]["first"])
-    add("check-in", "s", "P", lambda p: met[p]["seconds"], fitted=len(RANKS))
+    met = cache(lambda ranks: _fastest(partial(store_costs.check_in, ranks)))
+    add("check-in: requests of all ranks", "requests", "P", lambda p: met(p)["requests"])
+    add("check-in: requests of rank 0", "requests", "constant", lambda p: met(p)["first"])
+    add("check-in", "s", "P", lambda p: met(p)["seconds"], fitted=len(RANKS))
     small = (2, 4, 8, 16)
     for kind, law, sizes in (("full mesh", "P", small), ("lazy", "constant", small[1:])):
-        made = {ranks: store_costs.group_creation(ranks, lazy=kind == "lazy") for ranks in sizes}
+        made = cache(partial(store_costs.group_creation, lazy=kind == "lazy"))
         for what in ("requests", "descriptors"):
             add(f"group, {kind}: {what} of a rank", what, law, partial(_of_a_rank, made, what), sizes)
     rings, trees = (2, 4, 8, 16, 32), (8, 16, 32)
-    add("one ring all-reduce", "s", "P", lambda p: tree_costs.reduction_seconds(p, p), rings, fitted=3)
-    add(
-        "tree all-reduce",
-        "s",
-        "log P",
-        lambda p: tree_costs.reduction_seconds(p, MEASURED_WIDTH),
-        trees,
-        fitted=len(trees),
-    )
-    counted = {ranks: commit_costs.operations(ranks) for ranks in RANKS}
-    add("commit: operations of a writer", "operations", "constant", lambda p: counted[p]["writer"])
-    add("commit: operations of rank 0", "operations", "P", lambda p: counted[p]["first"])
-    name, blocks = "commit: operations of rank 0, in blocks", (128, 256)
-    add(name, "operations", "P", lambda p: commit_costs.operations(p)["first"], blocks)
-    saves = {ranks: _fastest(partial(_commit, ranks)) for ranks in RANKS}
-    add("commit: entries of a folder", "entries", "P", lambda p: saves[p]["entries"])
-    add("commit: bytes of the index", "bytes", "P", lambda p: saves[p]["index_bytes"])
-    add("commit: bytes of the manifest", "bytes", "P", lambda p: saves[p]["manifest_bytes"])
-    add("commit: gather", "s", "P", lambda p: saves[p]["gather_seconds"], fitted=3)
-    add("commit: publish", "s", "P", lambda p: saves[p]["publish_seconds"], fitted=3)
+    for name, kind in (("all-reduce", "reduce"), ("all-gather of calls", "gather")):
+        ring, tree = partial(_ring, kind), partial(tree_costs.seconds, kind, width=MEASURED_WIDTH)
+        add(f"one ring {name}", "s", "P", ring, rings, fitted=3)
+        add(f"tree {name}", "s", "log P", tree, trees, fitted=len(trees))
+    agreed = cache(tree_costs.agreement)
+    add("agreement of a save: messages to rank 0", "messages", "log P", lambda p: agreed(p)["messages"], rings)
+    add("agreement of a save: bytes to rank 0", "bytes", "P", lambda p: agreed(p)["bytes"], rings, fitted=3)
+    add("agreement of a save", "s", "log P", lambda p: agreed(p)["seconds"], trees, fitted=len(trees))
+    counted = cache(commit_costs.operations)
+    add("commit: operations of a writer", "operations", "constant", lambda p: counted(p)["writer"])
+    add("commit: operations of rank 0", "operations", "P", lambda p: counted(p)["first"])
+    add("commit: operations of rank 0, in blocks", "operations", "P", lambda p: counted(p)["first"], (128, 256))
+    saves = cache(lambda ranks: _fastest(partial(_commit, ranks)))
+    add("commit: entries of a folder", "entries", "P", lambda p: saves(p)["entries"], critical=False)
+    add("commit: bytes of the index", "bytes", "P", lambda p: saves(p)["index_bytes"], critical=False)
+    add("commit: bytes of the manifest", "bytes", "P", lambda p: saves(p)["manifest_bytes"], critical=False)
+    add("commit: gather", "s", "P", lambda p: saves(p)["gather_seconds"], critical=False, fitted=3)
+    add("commit: publish", "s", "P", lambda p: saves(p)["publish_seconds"], critical=False, fitted=3)
     add("attempt: entries of a folder", "entries", "P", record_costs.attempt_entries, critical=False)
     add("attempt: reading all heartbeats", "s", "P", record_costs.heartbeat_seconds, (8, 16, 32, 64), critical=False)
     many = (500, 1000, 2000, 5000)
     add("run index: reading", "s", "P", record_costs.index_seconds, many, critical=False)
-    journals = {trials: record_costs.journal_costs(trials) for trials in many}
-    add("journal: bytes", "bytes", "P", lambda n: journals[n][0], many, critical=False)
-    add("journal: reading", "s", "P", lambda n: journals[n][1], many, critical=False)
+    journals = cache(record_costs.journal_costs)
+    add("journal: bytes", "bytes", "P", lambda n: journals(n)[0], many, critical=False)
+    add("journal: reading", "s", "P", lambda n: journals(n)[1], many, critical=False)
     add("journal: one trial of one process", "s", "constant", record_costs.lock_seconds, (20, 40, 100), critical=False)
-    progress("a request at the store")
-    constants = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-        "cores": os.cpu_count() or 1,
-        "store_request_seconds": min(store_costs.request_seconds() for _ in range(TURNS)),
-    }
+    if only in "a request at the store":
+        progress("a request at the store")
+        constants |= {
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+            "store_request_seconds": min(store_costs.request_seconds() for _ in range(TURNS)),
+            "cores": os.cpu_count() or 1,
+        }
+    if only in "a run under faults":
+        progress("a run under faults")
+        constants["faulty_run"] = faulty_run.measure()
     return terms, constants
 
 
-def _of_a_rank(made: dict[int, dict[str, Any]], what: str, ranks: int) -> float:
-    return float(made[ranks][what]) / ranks
+def _ring(kind: str, ranks: int) -> float:
+    return tree_costs.seconds(kind, ranks, width=ranks)
+
+
+def _of_a_rank(made: Callable[[int], dict[str, Any]], what: str, ranks: int) -> float:
+    return float(made(ranks)[what]) / ranks
 
 
 def _commit(ranks: int) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def _protocols(protocols: Protocols, path: Path) -> Path:
         "a group, on demand": lambda ranks: protocols.group_seconds(ranks, lazy=True),
         "a ring of all ranks": protocols.ring_seconds,
         "stop agreement": protocols.agreement_seconds,
+        "a call of the script": protocols.call_seconds,
     }
     for label, curve in curves.items():
         left.loglog(RANKS, [curve(ranks) for ranks in RANKS], marker=".", label=label)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,16 +50,16 @@ def agreements(rank):
 
     wide_groups.WIDE = 1
     wide_groups.connect_on_demand(2)
-    wide_groups.TreeReduction.__init__.__kwdefaults__["width"] = 2
+    wide_groups.RankTree.__init__.__kwdefaults__["width"] = 2
     agreement = StopAgreement(dist.new_group(backend="gloo"))
     found = []
     for step in range(8):
         agreement.issue(stop=rank == step, save=step == 7, saving=BUSY if rank == 4 else 0)
         found.append(agreement.read())
     store = dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
-    tree = wide_groups.TreeReduction(store, rank, dist.get_world_size(), timeout=timedelta(seconds=30), width=2)
+    tree = wide_groups.RankTree(store, rank, dist.get_world_size(), timeout=timedelta(seconds=30), width=2)
     value = torch.tensor([1 << rank, rank])
-    tree.start(value, dist.ReduceOp.SUM).wait(timedelta(seconds=30))
+    tree.reduce(value, dist.ReduceOp.SUM).wait(timedelta(seconds=30))
     return [(one.stop, one.save, one.saving) for one in found], value.tolist()
 
 
@@ -69,15 +70,74 @@ def test_ranks_agree_along_a_tree_of_three_levels():
         assert value == [31, 10]
 
 
+def tables(rank):
+    import torch
+    import torch.distributed as dist
+
+    ranks, found = dist.get_world_size(), []
+    for width in (2, 3, 16):
+        store = dist.PrefixStore(f"mine/{width}", dist.distributed_c10d._get_default_store())
+        tree = wide_groups.RankTree(store, rank, ranks, timeout=timedelta(seconds=30), width=width)
+        table = torch.full((tree.rows, 2), -1)
+        for turn in range(3):
+            table[rank] = torch.tensor([rank, turn])
+            tree.gather(table).wait(timedelta(seconds=30))
+            found.append(table[:ranks].tolist() == [[each, turn] for each in range(ranks)])
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 7])
+def test_every_rank_gets_the_rows_of_all_ranks_along_the_tree(ranks):
+    assert run_ranks(tables, world_size=ranks) == [[True] * 9] * ranks
+
+
+def exchanged(rank):
+    import torch
+    import torch.distributed as dist
+
+    from hpcaccel.errors import DistributedOperationException
+    from hpcaccel.runtime.distributed.collectives import exchange as module
+    from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
+
+    wide_groups.WIDE = 1
+    wide_groups.RankTree.__init__.__kwdefaults__["width"] = 2
+    ranks, store = dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    watchdog = CollectiveWatchdog(
+        rank=rank, world_size=ranks, store=dist.PrefixStore("status", store), timeout_seconds=60.0
+    )
+    calls = module.Exchange(dist.new_group(backend="gloo"), watchdog)
+    ring = []
+    gather = calls.group.allgather
+    calls.group = SimpleNamespace(allgather=lambda *words: ring.append(1) or gather(*words))
+    values = calls.call("a", value=rank).values
+    texts = [calls.objects_from_all("x" * size * rank, what="b") for size in (1, 400)]
+    small = len(ring)
+    large = calls.call("c", data=torch.full((5000,), rank, dtype=torch.uint8))
+    with pytest.raises(DistributedOperationException) as failed:
+        calls.call("d" if rank else "e")
+    same = [len(each) for each in texts[1]]
+    return values, texts[0], same, small, len(ring), large.table[:, -1].tolist(), str(failed.value).splitlines()[1]
+
+
+def test_calls_of_many_ranks_go_along_the_tree_and_large_data_along_the_ring():
+    for found in run_ranks(exchanged, world_size=5):
+        values, texts, lengths, small, all_calls, last, difference = found
+        assert values == last == [0, 1, 2, 3, 4]
+        assert texts == ["x" * rank for rank in range(5)]
+        assert lengths == [400 * rank for rank in range(5)]
+        assert (small, all_calls) == (0, 1)
+        assert difference.strip().startswith("rank 0: e at ")
+
+
 def missing(rank):
     import torch
     import torch.distributed as dist
 
     store = dist.PrefixStore("mine", dist.distributed_c10d._get_default_store())
-    tree = wide_groups.TreeReduction(store, rank, 3, timeout=timedelta(seconds=2), width=2)
+    tree = wide_groups.RankTree(store, rank, 3, timeout=timedelta(seconds=2), width=2)
     if rank == 2:
         return "absent"
-    work = tree.start(torch.tensor([1]), dist.ReduceOp.BOR)
+    work = tree.reduce(torch.tensor([1]), dist.ReduceOp.BOR)
     with pytest.raises(RuntimeError):
         work.wait(timedelta(seconds=30))
     return work.is_completed()

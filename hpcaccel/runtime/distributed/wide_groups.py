@@ -1,8 +1,8 @@
-"""Process groups of many ranks: connections on demand, and a reduction along a tree of small groups.
+"""Process groups of many ranks: connections on demand; reductions and all-gathers along a tree of small groups.
 
-gloo reduces along a ring of all ranks: 2 (P - 1) messages, one after the other. A ``TreeReduction`` reduces in groups
-of ``WIDTH`` neighbouring ranks, then among the first ranks of these groups, and so on, and broadcasts the result on the
-way back: the number of messages one after the other grows with the logarithm of P.
+gloo reduces and gathers along a ring of all ranks: 2 (P - 1) or P - 1 messages, one after the other. A ``RankTree`` does
+so in groups of ``WIDTH`` neighbouring ranks, then among the first ranks of these groups, and so on, and broadcasts the
+result on the way back: the number of messages one after the other grows with the logarithm of P.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-__all__ = ["WIDE", "WIDTH", "TreeReduction", "connect_on_demand", "tree_levels"]
+__all__ = ["WIDE", "WIDTH", "RankTree", "connect_on_demand", "tree_levels"]
 
 WIDE = 64
 """Largest number of ranks that gloo connects with each other in advance, and that reduce along one ring."""
@@ -51,8 +51,8 @@ def tree_levels(rank: int, ranks: int, width: int = WIDTH) -> list[tuple[int, li
     return levels
 
 
-class TreeReduction:
-    """All-reduces of small integer tensors along a tree, one at a time. Creating it is collective.
+class RankTree:
+    """All-reduces and all-gathers of small tensors along a tree, one at a time. Creating it is collective.
 
     Args:
         store: a store of torch, with keys for this tree alone, through which the ranks find each other.
@@ -64,30 +64,52 @@ class TreeReduction:
     def __init__(self, store: Any, rank: int, ranks: int, *, timeout: timedelta, width: int = WIDTH) -> None:
         import torch.distributed as dist  # a single-process program may run without torch
 
+        self._rank, self._width = rank, width
         self._top = max(level for level, _ in tree_levels(0, ranks, width))
+        largest = width**self._top
+        self.rows = -(-ranks // largest) * largest
+        """Number of rows of a table for ``gather``: at least one for each rank, and whole groups of the topmost level."""
         # Not by new_group(), which all ranks would have to call for every group. Most ranks are in one group.
-        self._groups: list[tuple[int, Any]] = []
+        self._groups: list[tuple[int, list[int], Any]] = []
         for level, members in tree_levels(rank, ranks, width):
             place = dist.PrefixStore(f"tree/{level}/{members[0]}", store)
             group = dist.ProcessGroupGloo(place, members.index(rank), len(members), timeout)
             # Never freed: the destructor waits for pending operations, so a rank that fails would hang at its end.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
-            self._groups.append((level, group))
+            self._groups.append((level, members, group))
 
-    def start(self, tensor: Any, op: Any) -> _ChainedWork:
-        """Begin to reduce ``tensor`` in place. Every rank must wait for a reduction before it starts the next one."""
+    def reduce(self, tensor: Any, op: Any) -> _ChainedWork:
+        """Begin to reduce ``tensor`` in place. Every rank must wait for an operation before it starts the next one."""
         import torch.distributed as dist
 
-        reduction, passing_on = dist.AllreduceOptions(), dist.BroadcastOptions()
-        reduction.reduceOp, passing_on.rootRank, passing_on.rootTensor = op, 0, 0
-        steps = [partial(group.allreduce, [tensor], reduction) for _, group in self._groups]
-        # All ranks of the topmost group have the result. Each group's first rank passes it on to the others.
-        steps += [
-            partial(group.broadcast, [tensor], passing_on)
-            for level, group in reversed(self._groups)
+        reduction = dist.AllreduceOptions()
+        reduction.reduceOp = op
+        steps = [partial(group.allreduce, [tensor], reduction) for _, _, group in self._groups]
+        return _ChainedWork([*steps, *self._passing_on(tensor)])
+
+    def gather(self, table: Any) -> _ChainedWork:
+        """Begin to fill ``table``, which has ``rows`` rows: rank r's row r goes to all ranks.
+
+        A group gathers the rows that its members have from the groups below, which are neighbouring rows.
+        """
+        steps = []
+        for level, members, group in self._groups:
+            size = self._width**level
+            blocks = [table[member : member + size] for member in members]
+            steps.append(partial(group.allgather, [blocks], [table[self._rank : self._rank + size]]))
+        return _ChainedWork([*steps, *self._passing_on(table)])
+
+    def _passing_on(self, tensor: Any) -> list[Callable[[], Any]]:
+        """The way back: all ranks of the topmost group have the result. Each group's first rank passes it on."""
+        import torch.distributed as dist
+
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        return [
+            partial(group.broadcast, [tensor], options)
+            for level, _, group in reversed(self._groups)
             if level < self._top
         ]
-        return _ChainedWork(steps)
 
 
 class _ChainedWork:

@@ -173,11 +173,11 @@ def _bitwise_or(
     if ranks <= wide_groups.WIDE:
         return start, rank, ranks
     store = dist.PrefixStore(f"hpcaccel/agreement/{next(_trees)}", dist.distributed_c10d._get_default_store())
-    tree = wide_groups.TreeReduction(store, rank, ranks, timeout=timedelta(seconds=TREE_TIMEOUT_SECONDS))
+    tree = wide_groups.RankTree(store, rank, ranks, timeout=timedelta(seconds=TREE_TIMEOUT_SECONDS))
 
     def start_in_tree(values: list[int]) -> tuple[torch.Tensor, Any]:
         tensor = torch.tensor(values, dtype=torch.int64)
-        return tensor, tree.start(tensor, dist.ReduceOp.BOR)
+        return tensor, tree.reduce(tensor, dist.ReduceOp.BOR)
 
     return start_in_tree, rank, ranks
 

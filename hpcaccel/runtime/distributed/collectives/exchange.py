@@ -2,7 +2,8 @@
 
 An exchange starts with one all-gather of fixed size. If ranks make different calls, or the same call with different
 shapes, all ranks raise an error at once instead of hanging or mixing their data. Up to ``INLINE_BYTES`` bytes of data
-are sent in this first message; more data needs a second collective.
+are sent in this first message; more data needs a second collective. More than ``wide_groups.WIDE`` ranks exchange
+messages of up to ``TREE_BYTES`` bytes along a tree; other messages go along gloo's ring.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import os
 import pickle
 import zlib
 from collections.abc import Sequence
+from datetime import timedelta
+from itertools import count
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from hpcaccel.errors import DistributedOperationException, HpcaccelError
+from hpcaccel.runtime.distributed import wide_groups
 from hpcaccel.runtime.distributed.collectives.call_site import call_site
 from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
 from hpcaccel.slurm.hostlist import ranks_text
@@ -31,6 +35,12 @@ INLINE_BYTES = 224
 _INTERRUPTION = -1
 """Sent in place of the call's hash: this rank interrupts the other ranks' calls."""
 MESSAGE_WORDS = HEADER_WORDS + INLINE_BYTES // 8
+TREE_BYTES = 4096
+"""Larger messages arrive sooner along a ring of all ranks, where each link carries every message once."""
+TREE_MARGIN_SECONDS = 60.0
+"""The groups of the tree time out so much later than the watchdog, whose error names the call and the missing ranks."""
+_trees = count()
+"""Numbers of the trees that this process has made; the same on all ranks."""
 _YES = ("1", "true", "yes", "on", "y", "t")
 _DIFFERENCE = "the comparison of the ranks' calls"
 
@@ -65,8 +75,10 @@ class Exchange:
         """Whether the ranks compare all calls that have only GPU tensors, not just the first few."""
         self.device_calls = 0
         """Number of calls so far that had only GPU tensors."""
+        self._tree = _tree_of(watchdog) if watchdog.world_size > wide_groups.WIDE else None
         self._mine = torch.zeros(MESSAGE_WORDS, dtype=torch.int64)
-        self._table = torch.zeros(watchdog.world_size, MESSAGE_WORDS, dtype=torch.int64)
+        self._whole_table = torch.zeros(self._table_rows, MESSAGE_WORDS, dtype=torch.int64)
+        self._table = self._whole_table[: watchdog.world_size]
         self._rows = list(self._table.unbind())
         # Numpy views of the same memory: faster to write and to read than the tensors.
         self._header = self._mine[:HEADER_WORDS].numpy()
@@ -108,7 +120,7 @@ class Exchange:
         self._header[:] = header
         if data is not None and size <= INLINE_BYTES:
             self._inline[:size] = data
-        self._all_gather(self._rows, self._mine, what, number, limit)
+        self._all_gather(self._whole_table, self._mine, what, number, limit, rows=self._rows)
         headers = self._headers.tolist()
         if any(other[:2] != header[:2] for other in headers):
             interrupting = [rank for rank, other in enumerate(headers) if other[0] == _INTERRUPTION]
@@ -154,28 +166,51 @@ class Exchange:
         mine = torch.zeros(longest, dtype=torch.uint8) if data is None or data.numel() < longest else data
         if data is not None and mine is not data:
             mine[: data.numel()] = data
-        table = torch.empty(len(sizes), longest, dtype=torch.uint8)
-        self._all_gather(list(table.unbind()), mine, what, number, limit)
-        return table
+        table = torch.empty(self._table_rows, longest, dtype=torch.uint8)
+        self._all_gather(table, mine, what, number, limit)
+        return table[: len(sizes)]
+
+    @property
+    def _table_rows(self) -> int:
+        """Number of rows of a table for ``_all_gather``: one for each rank and, with a tree, some more."""
+        return self.watchdog.world_size if self._tree is None else self._tree.rows
 
     def _all_gather(
-        self, rows: list[torch.Tensor], mine: torch.Tensor, what: str, number: int, limit: float | None
+        self,
+        table: torch.Tensor,
+        mine: torch.Tensor,
+        what: str,
+        number: int,
+        limit: float | None,
+        rows: list[torch.Tensor] | None = None,
     ) -> None:
-        # dist.all_gather does the same, but spends some microseconds on checks.
-        work = self.group.allgather([rows], [mine])
+        """Fill ``table`` with the row ``mine`` of each rank. ``rows``: its rows, if the caller has them."""
+        if self._tree is not None and mine.nbytes <= TREE_BYTES:
+            table[self.watchdog.rank] = mine
+            work = self._tree.gather(table)
+        else:
+            rows = list(table[: self.watchdog.world_size].unbind()) if rows is None else rows
+            # dist.all_gather does the same, but spends some microseconds on checks.
+            work = self.group.allgather([rows], [mine])
         self.watchdog.wait(work, what, number=number, limit=limit)
 
     def _raise_difference(self, what: str, form: str, number: int, limit: float | None) -> NoReturn:
         """Gather the descriptions of the ranks' differing calls and raise the same error on every rank."""
         text = f"{what}{' of ' + form if form else ''} at {call_site()}".encode()
-        size = torch.tensor([len(text)])
-        sizes = [torch.empty_like(size) for _ in range(self.watchdog.world_size)]
-        self._all_gather(sizes, size, _DIFFERENCE, number, limit)
+        sizes = torch.empty(self._table_rows, 1, dtype=torch.int64)
+        self._all_gather(sizes, torch.tensor([len(text)]), _DIFFERENCE, number, limit)
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        lengths = [int(item) for item in sizes]
+        lengths = [int(item) for item in sizes[: self.watchdog.world_size]]
         table = self._gather_bytes(data, lengths, _DIFFERENCE, number, limit)
         texts = [bytes(row[:length].tolist()).decode() for row, length in zip(table, lengths, strict=True)]
         raise DistributedOperationException(_difference(texts))
+
+
+def _tree_of(watchdog: CollectiveWatchdog) -> wide_groups.RankTree:
+    """The tree of all ranks for the script's calls. It is not that of the stop agreement, which runs beside them."""
+    store = dist.PrefixStore(f"hpcaccel/calls/{next(_trees)}", dist.distributed_c10d._get_default_store())
+    timeout = timedelta(seconds=watchdog.timeout_seconds + TREE_MARGIN_SECONDS)
+    return wide_groups.RankTree(store, watchdog.rank, watchdog.world_size, timeout=timeout)
 
 
 def _pickled(value: Any) -> torch.Tensor:
