@@ -73,7 +73,8 @@ def test_faults_cost_less_with_snapshots_and_other_nodes_and_nothing_without_fau
 
     shares = {name: ettr(one, interval_seconds=1800, mttf_hours=1.8) for name, one in SCENARIOS.items()}
     for first in ("files", "snapshots"):
-        queue, fewer, spare = (shares[f"{first}, warm restart{more}"] for more in ("", ", fewer nodes", ", spare nodes"))
+        ends = ("", ", fewer nodes", ", spare nodes")
+        queue, fewer, spare = (shares[f"{first}, warm restart{end}"] for end in ends)
         assert shares["files, cold restart"] < queue < fewer < spare < 1
     assert shares["files, warm restart, spare nodes"] < shares["snapshots, warm restart, spare nodes"]
     assert ettr(Recovery(), interval_seconds=1800, mttf_hours=1e9) == pytest.approx(1800 / 1801, abs=1e-4)
@@ -110,7 +111,8 @@ def test_simulated_share_is_that_of_the_closed_form():
     stall = PARAMETERS["stall of a save"].value
     share = (interval / (interval + stall)) * (mttf - (interval + stall) / 2 - cost.pop("durable after") - stall)
     expected = share / (mttf + sum(cost.values()))
-    found = [ettr(Recovery(), interval_seconds=interval, mttf_hours=5.0, values=values, seed=seed) for seed in range(20)]
+    setting = {"interval_seconds": interval, "mttf_hours": 5.0, "values": values}
+    found = [ettr(Recovery(), **setting, seed=seed) for seed in range(20)]
     assert sum(found) / len(found) == pytest.approx(expected, rel=0.01)
 
 

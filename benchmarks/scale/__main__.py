@@ -124,13 +124,13 @@ def show_left_over(protocols: Protocols) -> None:
 
 
 def show_faulty_run(run: dict[str, float]) -> bool:
-    """Print the share of useful time of a real run under faults, and that of its simulation. Returns whether they agree."""
+    """Print the share of useful time of a real run under faults, and the simulated one. Returns whether they agree."""
     ratio = run["simulated"] / run["measured"]
     holds = 1 / RUN_FACTOR <= ratio <= RUN_FACTOR
     print(
-        f"\na real run of {run['seconds']:.0f} s with {run['faults']:.0f} killed ranks, {run['restart_seconds']:.2f} s from a "
-        f"kill to the next start: useful share measured {run['measured']:.3f}, simulated {run['simulated']:.3f}; simulated / "
-        f"measured {ratio:.2f}, {RUN_FACTOR:g}{'' if holds else '  WRONG'}"
+        f"\na real run of {run['seconds']:.0f} s with {run['faults']:.0f} killed ranks, {run['restart_seconds']:.2f} s "
+        f"from a kill to the next start: useful share measured {run['measured']:.3f}, simulated {run['simulated']:.3f}; "
+        f"simulated / measured {ratio:.2f}, {RUN_FACTOR:g}{'' if holds else '  WRONG'}"
     )
     return holds
 

@@ -7,6 +7,7 @@ run's median time from a kill to the next step.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -57,7 +58,7 @@ def measure() -> dict[str, float]:
         lines, kills, end = _run(Path(folder), gaps)
     starts = [line for line in lines if "pid" in line]
     seconds = statistics.median(
-        after["time"] - before["time"] for before, after in zip(lines, lines[1:], strict=False) if "pid" not in after
+        after["time"] - before["time"] for before, after in itertools.pairwise(lines) if "pid" not in after
     )
     restart = statistics.median(start["time"] - kill for kill, start in zip(kills, starts[1:], strict=True))
     total = end - starts[0]["time"]

@@ -207,9 +207,7 @@ class Protocols:
         return self.commit_operations(ranks) * operation_seconds + computed
 
 
-def _messages(
-    ranks: int, width: int, cores: int | None = None, *, reduces: bool = True, returns: bool = True
-) -> float:
+def _messages(ranks: int, width: int, cores: int | None = None, *, reduces: bool = True, returns: bool = True) -> float:
     """Messages one after the other in an all-reduce along a tree of groups of ``width`` ranks.
 
     Args:

@@ -1,8 +1,8 @@
 """Measurements of collectives along trees, with processes as ranks, which are forked once torch is imported.
 
 ``python tree_costs.py KIND RANKS WIDTH`` prints figures as JSON. KIND is ``reduce`` (the stop agreement: one number),
-``gather`` (a call of the script: 256 bytes of each rank) or ``agree`` (a save's agreement, along a binomial tree). Seconds
-are the fastest of many turns on the slowest rank. A width of RANKS is gloo's ring of all ranks.
+``gather`` (a call of the script: 256 bytes of each rank) or ``agree`` (a save's agreement, along a binomial tree).
+Seconds are the fastest of many turns on the slowest rank. A width of RANKS is gloo's ring of all ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 __all__ = ["agreement", "main", "seconds"]
 
-TURNS = 100
+TURNS = 40
 LIMIT = timedelta(seconds=120)
 ROW_WORDS = 32
 """8-byte words of a call's message, see ``exchange.MESSAGE_WORDS``."""

@@ -1,8 +1,8 @@
 """Process groups of many ranks: connections on demand; reductions and all-gathers along a tree of small groups.
 
-gloo reduces and gathers along a ring of all ranks: 2 (P - 1) or P - 1 messages, one after the other. A ``RankTree`` does
-so in groups of ``WIDTH`` neighbouring ranks, then among the first ranks of these groups, and so on, and broadcasts the
-result on the way back: the number of messages one after the other grows with the logarithm of P.
+gloo reduces and gathers along a ring of all ranks: 2 (P - 1) or P - 1 messages, one after the other. A ``RankTree``
+does so in groups of ``WIDTH`` neighbouring ranks, then among the first ranks of these groups, and so on, and broadcasts
+the result on the way back: the number of messages one after the other grows with the logarithm of P.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RankTree:
         self._top = max(level for level, _ in tree_levels(0, ranks, width))
         largest = width**self._top
         self.rows = -(-ranks // largest) * largest
-        """Number of rows of a table for ``gather``: at least one for each rank, and whole groups of the topmost level."""
+        """Number of rows of a table for ``gather``: one for each rank, and what fills up the last topmost block."""
         # Not by new_group(), which all ranks would have to call for every group. Most ranks are in one group.
         self._groups: list[tuple[int, list[int], Any]] = []
         for level, members in tree_levels(rank, ranks, width):
