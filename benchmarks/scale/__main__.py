@@ -129,8 +129,8 @@ def show_faulty_run(run: dict[str, float]) -> bool:
     holds = 1 / RUN_FACTOR <= ratio <= RUN_FACTOR
     print(
         f"\na real run of {run['seconds']:.0f} s with {run['faults']:.0f} killed ranks, {run['restart_seconds']:.2f} s "
-        f"from a kill to the next start: useful share measured {run['measured']:.3f}, simulated {run['simulated']:.3f}; "
-        f"simulated / measured {ratio:.2f}, {RUN_FACTOR:g}{'' if holds else '  WRONG'}"
+        f"from a kill to the next start: share of useful time: measured {run['measured']:.3f}, simulated "
+        f"{run['simulated']:.3f}; simulated / measured {ratio:.2f}, {RUN_FACTOR:g}{'' if holds else '  WRONG'}"
     )
     return holds
 
