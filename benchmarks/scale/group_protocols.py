@@ -41,17 +41,14 @@ class LeftOver:
     """Costs that grow with the number of ranks and have not been redesigned.
 
     Args:
-        agreement_bytes: received by rank 0 in one agreement of a save.
-        index_bytes, index_seconds: of an index with ``TENSORS`` tensors, each of which is split over all ranks. While
+        index_bytes: of an index with ``TENSORS`` tensors, each of which is split over all ranks. While
             the plan is new, rank 0 receives about as many bytes.
         entries: of the folder of a checkpoint, of the heartbeats, and of the logs of an attempt.
     """
 
     store_requests: int
     store_seconds: float
-    agreement_bytes: float
     index_bytes: float
-    index_seconds: float
     manifest_bytes: float
     entries: float
 
@@ -152,14 +149,13 @@ class Protocols:
         ring up to ``WIDE`` ranks, else along a tree, whose groups pass the whole table on."""
         if ranks <= WIDE:
             return self.call_ring_seconds(ranks)
-        smallest, taken = min(self.terms["tree all-gather of calls"].measured.items())
-        message = taken / _messages(smallest, MEASURED_WIDTH, self.cores, reduces=False)
-        broadcasts = _messages(ranks, WIDTH, reduces=False) - _messages(ranks, WIDTH, reduces=False, returns=False)
-        return _messages(ranks, WIDTH, reduces=False) * message + broadcasts * 256 * ranks / BYTES_PER_SECOND
+        messages = _messages(ranks, WIDTH, reduces=False)
+        broadcasts = messages - _messages(ranks, WIDTH, reduces=False, returns=False)
+        return messages * self.tree_message_seconds + broadcasts * 256 * ranks / BYTES_PER_SECOND
 
     def call_ring_seconds(self, ranks: int) -> float:
         """The same along one ring of all ranks: P - 1 messages in turn."""
-        return (ranks - 1) * self.terms["one ring all-gather of calls"].coefficients[1]
+        return (ranks - 1) * self.message_seconds
 
     def left_over(self, ranks: int) -> LeftOver:
         """What still grows with the number of ranks, see ``LeftOver``."""
@@ -167,9 +163,7 @@ class Protocols:
         return LeftOver(
             store_requests=self.rendezvous(ranks).requests,
             store_seconds=self.rendezvous(ranks).seconds,
-            agreement_bytes=self.terms["agreement of a save: bytes to rank 0"].predict(ranks),
             index_bytes=chunk * ranks * TENSORS,
-            index_seconds=self.terms["commit: publish"].coefficients[1] / CHUNKS * ranks * TENSORS,
             manifest_bytes=self.terms["commit: bytes of the manifest"].predict(ranks),
             entries=self.terms["commit: entries of a folder"].predict(ranks),
         )
@@ -182,18 +176,12 @@ class Protocols:
                 size: _messages(size, MEASURED_WIDTH, self.cores) * self.tree_message_seconds
                 for size in sorted(trees)[1:]
             },
-            "tree all-gather of calls": self._gathers(),
             "commit: operations of rank 0, in blocks": {
                 size: self.commit_operations(size)
                 for size in self.terms["commit: operations of rank 0, in blocks"].measured
             },
             "check-in": {size: self.rendezvous(size).seconds for size in self.terms["check-in"].measured if size >= 16},
         }
-
-    def _gathers(self) -> dict[int, float]:
-        (smallest, taken), *others = sorted(self.terms["tree all-gather of calls"].measured.items())
-        one = taken / _messages(smallest, MEASURED_WIDTH, self.cores, reduces=False)
-        return {size: one * _messages(size, MEASURED_WIDTH, self.cores, reduces=False) for size, _ in others}
 
     def commit_operations(self, ranks: int) -> float:
         """Operations on the file system by rank 0's writer after the last file is written: for each report, and of more

@@ -61,14 +61,9 @@ def measure(progress: Callable[[str], None], only: str = "") -> tuple[dict[str, 
         for what in ("requests", "descriptors"):
             add(f"group, {kind}: {what} of a rank", what, law, partial(_of_a_rank, made, what), sizes)
     rings, trees = (2, 4, 8, 16, 32), (8, 16, 32)
-    for name, kind in (("all-reduce", "reduce"), ("all-gather of calls", "gather")):
-        ring, tree = partial(_ring, kind), partial(tree_costs.seconds, kind, width=MEASURED_WIDTH)
-        add(f"one ring {name}", "s", "P", ring, rings, fitted=3)
-        add(f"tree {name}", "s", "log P", tree, trees, fitted=len(trees))
-    agreed = cache(tree_costs.agreement)
-    add("agreement of a save: messages to rank 0", "messages", "log P", lambda p: agreed(p)["messages"], rings)
-    add("agreement of a save: bytes to rank 0", "bytes", "P", lambda p: agreed(p)["bytes"], rings, fitted=3)
-    add("agreement of a save", "s", "log P", lambda p: agreed(p)["seconds"], trees, fitted=len(trees))
+    add("one ring all-reduce", "s", "P", lambda p: tree_costs.reduction_seconds(p, p), rings, fitted=3)
+    tree = partial(tree_costs.reduction_seconds, width=MEASURED_WIDTH)
+    add("tree all-reduce", "s", "log P", tree, trees, fitted=len(trees))
     counted = cache(commit_costs.operations)
     add("commit: operations of a writer", "operations", "constant", lambda p: counted(p)["writer"])
     add("commit: operations of rank 0", "operations", "P", lambda p: counted(p)["first"])
@@ -98,10 +93,6 @@ def measure(progress: Callable[[str], None], only: str = "") -> tuple[dict[str, 
         progress("a run under faults")
         constants["faulty_run"] = faulty_run.measure()
     return terms, constants
-
-
-def _ring(kind: str, ranks: int) -> float:
-    return tree_costs.seconds(kind, ranks, width=ranks)
 
 
 def _of_a_rank(made: Callable[[int], dict[str, Any]], what: str, ranks: int) -> float:
