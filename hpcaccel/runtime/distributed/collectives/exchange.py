@@ -185,6 +185,7 @@ class Exchange:
         rows: list[torch.Tensor] | None = None,
     ) -> None:
         """Fill ``table`` with the row ``mine`` of each rank. ``rows``: its rows, if the caller has them."""
+        work: Any
         if self._tree is not None and mine.nbytes <= TREE_BYTES:
             table[self.watchdog.rank] = mine
             work = self._tree.gather(table)
