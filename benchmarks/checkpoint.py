@@ -2,9 +2,10 @@
 
 Two ranks hold an FSDP2 model with AdamW. Each round measures every method once, in the same processes; the median of
 the rounds counts. The limit of the disk is the time for the same bytes from the same two processes with direct I/O and
-fsync from warm memory. ``stall`` is how long a save blocks the training thread; ``slower`` is the extra time of the
-following steps until the save is durable; ``durable`` is the time until the bytes are on disk. Files are dropped from
-the page cache before they are loaded. Exits with 1 if a target is missed.
+fsync from warm memory; that of a load is one direct read into warm huge pages, without a check. ``stall`` is how long a
+save blocks the training thread; ``slower`` is the extra time of the following steps until the save is durable;
+``durable`` is the time until the bytes are on disk. Files are dropped from the page cache before they are loaded. Exits
+with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Bench:
 
         from hpcaccel.checkpoint import CheckpointEngine, TrainingState, capture_rng
         from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
+        from hpcaccel.checkpoint.stored_file import huge_pages
 
         self.torch, self.dist = torch, dist
         self.directory, self.rank = directory, rank
@@ -137,6 +139,7 @@ class Bench:
         self.bytes = sum(item.numel() * item.element_size() for item in parts)
         self.parts = parts
         self.source, self.target = SnapshotMemory(self.bytes), SnapshotMemory(self.bytes)
+        self.huge = huge_pages(self.source.size)
         self.number = 0
         self.figures: dict[str, list[float]] = defaultdict(list)
 
@@ -180,6 +183,12 @@ class Bench:
         os.fsync(descriptor)
         os.close(descriptor)
         self._note("limit", time.perf_counter() - begin)
+        with self._timed("limit: load"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+            done = 0
+            while done < len(self.huge):
+                done += os.preadv(descriptor, [self.huge[done:]], done)
+            os.close(descriptor)
         path.unlink()
 
     def memcpy(self) -> None:
@@ -428,9 +437,9 @@ def _report(size: str, found: dict[str, Any]) -> bool:
     for name in ways:
         shown = [found[f"{name}: {figure}"] for figure in ("stall", "durable", "slower", "cost")]
         print(f"  {name:28}" + f"{shown[0]:8.3f}" + "".join(f"{value:9.3f}" for value in shown[1:]))
-    for name in ("ours: load", "dcp.load", "Accelerate load_state"):
+    for name in ("limit: load", "ours: load", "dcp.load", "Accelerate load_state"):
         if name in found:
-            print(f"  {name:28}{found[name]:8.3f} s")
+            print(f"  {name:28}{found[name]:8.3f} s {found[name] / found['limit: load']:7.2f} of the limit")
     # The disk limits both. A ratio counts as above 1 if it exceeds 1 by more than its standard error in this run.
     error = min(found["error of the load ratio"], LARGEST_ERROR)
     peers = min(found[f"{name}: cost"] for name in ways[1:])
@@ -443,7 +452,11 @@ def _report(size: str, found: dict[str, Any]) -> bool:
                 found["ours: background: cost"] / min(peers, found["dcp.save"]),
                 0.25,
             ),
-            f"load ≤ dcp.load (standard error {error:.2f})": (found["ours: load"] / found["dcp.load"], 1 + error),
+            "load ≤ 1.25 × limit": (found["ours: load"] / found["limit: load"], 1.25),
+            f"load ≤ 0.6 × dcp.load (standard error {error:.2f})": (
+                found["ours: load"] / found["dcp.load"],
+                0.6 + error,
+            ),
         }
     )
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +19,6 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     LoadPlanner,
-    ReadItem,
     SavePlan,
     SavePlanner,
     WriteItem,
@@ -31,27 +29,20 @@ from torch.futures import Future
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
+from hpcaccel.checkpoint.chunk_reading import read_chunks
+from hpcaccel.checkpoint.chunk_targets import chunk_targets, wrong_crc
 from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
-from hpcaccel.checkpoint.shard_files import (
-    ReadBatch,
-    StoredFile,
-    batches,
-    check_crc,
-    rank_file,
-    read_into,
-    why_not_written,
-    wrong_crc,
-)
+from hpcaccel.checkpoint.node_sharing import Offer, Share, offer, open_ring
+from hpcaccel.checkpoint.shard_files import crc32, rank_file, why_not_written
 from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, SnapshotMemory, raw_bytes, stream
+from hpcaccel.checkpoint.stored_file import StoredFile
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths", "tensor_of"]
 
 ALIGNMENT_BYTES = 64
 """The size of each chunk in a file is padded to a multiple of this."""
-READERS = 4
-"""Number of reader threads: some compute CRCs while others wait for the disk."""
 
 
 class ShardWriter(StorageWriter):
@@ -140,6 +131,8 @@ class ShardReader(StorageReader):
     def __init__(self, directory: Path, index: Index | None = None) -> None:
         self._directory = Path(directory)
         self._index = index
+        self._common: set[str] = set()
+        self._share: Share | None = None
 
     @property
     def index(self) -> Index:
@@ -170,26 +163,35 @@ class ShardReader(StorageReader):
         Raises:
             Damaged: a file is missing, too short, or differs from the committed one.
         """
-        pairs = ((self.index.pieces[item.storage_index], item) for item in plan.items)
-        work = sorted(pairs, key=lambda pair: (pair[0].file, pair[0].offset))
-        targets = [planner.resolve_tensor(item).detach() for _, item in work]
-        with self._files() as open_file, ThreadPoolExecutor(READERS) as readers:
-            found = list(batches(work, targets))
-            for batch, later in zip(found, [*found[READERS:], *[None] * READERS], strict=False):
-                batch.file, batch.later = open_file(batch.pieces[0].file), later
-            for batch in found[:READERS]:
-                batch.prefetch()
-            try:
-                # map() raises the first error in the order of the files, whichever thread fails first.
-                for _ in readers.map(self._read_batch, found):
-                    pass
-            finally:
-                readers.shutdown(cancel_futures=True)
-        for target, (_, item) in zip(targets, work, strict=True):
+        targets = [planner.resolve_tensor(item).detach() for item in plan.items]
+        pieces = [self.index.pieces[item.storage_index] for item in plan.items]
+        chunks = chunk_targets(zip(pieces, plan.items, targets, strict=True), self.index.tensor)
+        ring = open_ring(self._share)
+        try:
+            with self._files() as open_file:
+                read_chunks(chunks, open_file, ring, lambda chunk: chunk.key in self._common)
+        finally:
+            if ring is not None:
+                ring.close()
+        for item, target in zip(plan.items, targets, strict=True):
             planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def offer(self, plan: LoadPlan, common: set[str]) -> Offer | None:
+        """What this rank can share with other ranks of its node; see ``node_sharing``.
+
+        Args:
+            common: the keys that other ranks of the node may read too.
+        """
+        self._common = common
+        indices = (item.storage_index for item in plan.items)
+        return offer(self.index.pieces[index] for index in indices if index.fqn in common)
+
+    def share(self, share: Share | None) -> None:
+        """Read together with the ranks of a group."""
+        self._share = share
 
     def read_bytes(self, key: str) -> bytes:
         """All bytes of a tensor that was written in one chunk.
@@ -201,49 +203,9 @@ class ShardReader(StorageReader):
         piece = self.index.pieces[MetadataIndex(key, self.index.tensor(key).chunks[0].offsets)]
         with self._files() as open_file:
             data = open_file(piece.file).read(piece.offset, piece.stored, key)
-        check_crc(self._directory / piece.file, piece, key, memoryview(data))
+        if crc32(data) != piece.crc32:
+            raise wrong_crc(self._directory / piece.file, piece, key)
         return bytes(data[: piece.length])
-
-    def _read_batch(self, batch: ReadBatch) -> None:
-        """Read a batch through a buffer; a lone item whose tensor has the stored layout is read directly into it."""
-        assert batch.file is not None
-        if batch.later is not None:
-            batch.later.prefetch()
-        with torch.no_grad():
-            if len(batch.items) == 1 and self._has_stored_layout(batch.items[0], batch.pieces[0], batch.targets[0]):
-                self._read_directly(batch.file, batch.pieces[0], batch.items[0], batch.targets[0])
-                return
-            begin = batch.pieces[0].offset
-            data = memoryview(batch.file.read(begin, batch.end - begin, batch.items[0].storage_index.fqn))
-            checked: set[int] = set()
-            for piece, item, target in zip(batch.pieces, batch.items, batch.targets, strict=True):
-                at = piece.offset - begin
-                if piece.offset not in checked:
-                    check_crc(batch.file.path, piece, item.storage_index.fqn, data[at : at + piece.stored])
-                    checked.add(piece.offset)
-                self._copy_part(data[at : at + piece.length], item, target)
-
-    def _has_stored_layout(self, item: ReadItem, piece: Piece, target: torch.Tensor) -> bool:
-        """Whether ``target`` is a CPU tensor whose memory has the layout of the whole stored chunk."""
-        dtype = self.index.tensor(item.storage_index.fqn).properties.dtype
-        whole = piece.length == target.numel() * target.element_size()
-        return whole and target.device.type == "cpu" and target.is_contiguous() and target.dtype == dtype
-
-    def _read_directly(self, file: StoredFile, piece: Piece, item: ReadItem, target: torch.Tensor) -> None:
-        key = item.storage_index.fqn
-        if read_into(raw_bytes(target), file.parts(piece.offset, piece.stored, key)) != piece.crc32:
-            raise wrong_crc(file.path, piece, key)
-
-    def _copy_part(self, data: memoryview, item: ReadItem, target: torch.Tensor) -> None:
-        """Copy the requested part of a chunk to its target."""
-        if not len(data):
-            return
-        tensor = self.index.tensor(item.storage_index.fqn)
-        sizes = next(chunk.sizes for chunk in tensor.chunks if chunk.offsets == item.storage_index.offset)
-        source = torch.frombuffer(data, dtype=torch.uint8).clone().view(tensor.properties.dtype).reshape(sizes)
-        for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            source = source.narrow(dimension, start, length)
-        target.copy_(source)
 
     @contextmanager
     def _files(self) -> Iterator[Callable[[str], StoredFile]]:

@@ -16,15 +16,17 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.tensor import DTensor
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint.attached_files import check_attached
 from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.guarantees import Guarantee, describe_sources, differences, rank_sources
 from hpcaccel.checkpoint.manifest_writer import Index
+from hpcaccel.checkpoint.node_sharing import Offer, groups
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.restore import Restorer
-from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState, rank_tree
+from hpcaccel.checkpoint.training_state import OWN_KEYS, SHARED_TREE, TrainingState, rank_tree
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core.durable_files import fsync_directory
 from hpcaccel.errors import CheckpointError, Damaged
@@ -242,18 +244,23 @@ def _read_tensors(
 ) -> None:
     """Read into the tensors that ``targets`` returns by key, from the files of all ranks.
 
-    The sequence of calls is the same as in ``torch.distributed.checkpoint.load``.
+    Unlike in ``torch.distributed.checkpoint.load``, the plans do not travel to rank 0, which would not change them.
 
     Raises:
         Damaged: on all ranks, if any of them read bytes that differ from the committed ones.
         CheckpointError: on all ranks, if anything else failed on any of them.
     """
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    plan = LoadPlan([])
 
-    def plan_local() -> LoadPlan:
-        planner.set_up_planner(targets(), reader.read_metadata(), ranks.is_first)
-        return planner.create_local_plan()
+    def plan_local() -> Offer | None:
+        nonlocal plan
+        tensors = targets()
+        planner.set_up_planner(tensors, reader.read_metadata(), ranks.is_first)
+        plan = planner.finish_plan(planner.create_local_plan())
+        whole = {key for key, tensor in tensors.items() if not isinstance(tensor, DTensor)}
+        return reader.offer(plan, {key for key in whole if not key.startswith(OWN_KEYS)})
 
-    plan = planner.finish_plan(ranks.reduce_scatter(what, plan_local, planner.create_global_plan))
+    reader.share(ranks.reduce_scatter(what, plan_local, groups))
     fetch({reader.index.pieces[item.storage_index].file for item in plan.items})
     ranks.run(what, lambda: reader.read_data(plan, planner).wait())

@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from hpcaccel.checkpoint.aligned_memory import empty_aligned
 from hpcaccel.checkpoint.manifest_writer import Index
-from hpcaccel.checkpoint.tree import PackedTree, pack, tensor_nodes, unpack
+from hpcaccel.checkpoint.tree import TYPE, PackedTree, pack, tensor_nodes, unpack
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["load_exactly", "pack_optimizer", "restore_optimizer", "targets"]
@@ -63,19 +65,28 @@ def pack_optimizer(optimizer: Optimizer, names: dict[nn.Parameter, str], path: s
 def targets(
     optimizer: Optimizer, tree: Any, names: dict[nn.Parameter, str], path: str, index: Index
 ) -> dict[str, torch.Tensor]:
-    """Tensors to read into, by key: the optimizer's parameters that are in no model, and new tensors for the state of
-    all its parameters (see ``_like`` for their device and sharding).
+    """Tensors to read into, by key: the optimizer's parameters that are in no model, and for the state of all its
+    parameters the existing tensors if they have the saved layout (see ``_can_hold``), else new ones (see ``_like``).
 
     Raises:
         CheckpointError: the optimizer's parameters or groups differ from the saved ones.
     """
     state_dict = optimizer.state_dict()
-    by_name = {name: parameter for _, name, parameter in _parameters(optimizer, state_dict, names)}
+    numbers = {name: (number, parameter) for number, name, parameter in _parameters(optimizer, state_dict, names)}
+    by_name = {name: parameter for name, (_, parameter) in numbers.items()}
     _compare_groups(optimizer, state_dict, tree, names, path)
     found: dict[str, torch.Tensor] = {}
+    taken = {_storage(parameter) for parameter in [*names, *by_name.values()]}
     for name, saved in tree["state"].items():
+        number, parameter = numbers[name]
+        current = _entries(saved, state_dict["state"].get(number))
         for node in tensor_nodes(saved):
-            found[node["key"]] = _like(by_name[name], node, index)
+            now = current.get(node["key"])
+            if now is not None and _can_hold(now, parameter, index.tensor(node["key"])) and _storage(now) not in taken:
+                taken.add(_storage(now))
+                found[node["key"]] = now
+            else:
+                found[node["key"]] = _like(parameter, node, index)
     for name, parameter in by_name.items():
         if (key := f"{path}.loose.{name}") in tree["loose"]:
             found[key] = parameter.detach()
@@ -157,13 +168,53 @@ def _compare_groups(
             raise CheckpointError(f"{path}: parameter group {position} has {name!r} {where}")
 
 
+def _entries(saved: Any, state: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a parameter's present state by the keys of the saved entries with the same names."""
+    if not isinstance(saved, dict) or not isinstance(state, dict):
+        return {}
+    pairs = [(node, state.get(entry)) for entry, node in saved.items()]
+    return {
+        node["key"]: now.detach()
+        for node, now in pairs
+        if isinstance(now, torch.Tensor) and isinstance(node, dict) and node.get(TYPE) == "tensor"
+    }
+
+
+def _can_hold(now: torch.Tensor, parameter: torch.Tensor, saved: TensorStorageMetadata) -> bool:
+    """Whether the saved entry can be read into the tensor ``now``: it has the shape of the parameter, and its dtype,
+    device and sharding are those of a new tensor. Allocating new memory takes longer than reading into it."""
+    plain, like = type(now) in (torch.Tensor, DTensor), parameter.detach()
+    if not plain or now.dtype != saved.properties.dtype or not len(saved.size):
+        return False
+    if not tuple(now.shape) == tuple(like.shape) == tuple(saved.size) or now.device != like.device:
+        return False
+    if isinstance(now, DTensor) != isinstance(like, DTensor):
+        return False
+    if isinstance(now, DTensor) and isinstance(like, DTensor):
+        same = now.device_mesh == like.device_mesh and now.placements == like.placements
+        if not same:
+            return False
+    return now.stride() == like.stride() and _local(now).is_contiguous() and _storage(now) != 0
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Address of the tensor's storage; 0 if it has no memory, or no address."""
+    if tensor.device.type in ("meta", "xla"):
+        return 0
+    return _local(tensor.detach()).untyped_storage().data_ptr()
+
+
 def _like(parameter: nn.Parameter, node: dict[str, Any], index: Index) -> torch.Tensor:
     """An uninitialised tensor for one saved entry of a parameter's state. If the entry has the shape of the parameter,
     the tensor has the parameter's device and sharding. Otherwise it is unsharded, and on the CPU if the saved entry was
     on the CPU."""
     saved = index.tensor(node["key"])
     if len(saved.size) and tuple(saved.size) == tuple(parameter.shape):
-        return torch.empty_like(parameter.detach(), dtype=saved.properties.dtype)
+        return empty_aligned(parameter.detach(), node["key"], index)
     device = parameter.device if node.get("device", "cpu") != "cpu" else torch.device("cpu")
     return torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
 

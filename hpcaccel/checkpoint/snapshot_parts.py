@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit
 from hpcaccel.checkpoint.commit import WrittenFile
-from hpcaccel.checkpoint.shard_files import rank_file
+from hpcaccel.checkpoint.shard_files import copy_bytes, rank_file
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core.durable_files import atomic_write
 from hpcaccel.errors import Damaged
@@ -136,6 +136,11 @@ class MappedFile:
         if offset + length > len(self._view):
             raise Damaged(f"{self.path} ends before byte {offset + length}, inside {key}")
         yield self._view[offset : offset + length]
+
+    def read_blocks(self, memory: memoryview, offset: int, key: str) -> None:
+        """Copy bytes from ``offset`` on to ``memory``."""
+        for part in self.parts(offset, len(memory), key):
+            copy_bytes(memory, part)
 
 
 def publish(folder: Path, key: SnapshotKey, record: SnapshotRecord, file: Path) -> None:

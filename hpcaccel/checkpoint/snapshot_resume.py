@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch.distributed.checkpoint.planner import LoadPlan
 
 from hpcaccel.checkpoint import snapshot_parts
 from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.loading import LoadedCheckpoint, restore
 from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
-from hpcaccel.checkpoint.shard_files import StoredFile, rank_file
+from hpcaccel.checkpoint.shard_files import rank_file
 from hpcaccel.checkpoint.snapshot_parts import Holding, MappedFile, SnapshotKey, SnapshotRecord
+from hpcaccel.checkpoint.stored_file import StoredFile
 from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.errors import CheckpointError
@@ -179,6 +181,9 @@ class SnapshotResume:
 
 class MemoryReader(ShardReader):
     """Reads the parts of a snapshot from this node's memory."""
+
+    def offer(self, plan: LoadPlan, common: set[str]) -> None:
+        """Nothing: the parts are in memory that all ranks of the node share."""
 
     @contextmanager
     def _files(self) -> Iterator[Callable[[str], StoredFile]]:

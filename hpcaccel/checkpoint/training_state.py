@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hpcaccel.checkpoint.attached_files import AttachedFiles
 
 __all__ = [
+    "OWN_KEYS",
     "SHARED_TREE",
     "Stateful",
     "TrainingState",
@@ -42,6 +43,8 @@ __all__ = [
 
 SHARED_TREE = "tree"
 """Key of the tree shared by all ranks; rank 0 writes it."""
+OWN_KEYS = ("rank.", "tree.rank.")
+"""Beginnings of the keys of a rank's own state."""
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 """Attributes in which torch.compile and activation checkpointing store the module that they wrap."""
 
