@@ -6,8 +6,8 @@ import contextlib
 import mmap
 import os
 import struct
-import time
 from pathlib import Path
+from time import time
 
 from hpcaccel.core.durable_files import FILE_MODE, file_system, make_folder
 from hpcaccel.core.run_dir import RunDir
@@ -17,6 +17,7 @@ __all__ = ["FORMAT", "StepCounter", "read_counter"]
 FORMAT = struct.Struct("<qdqd")
 """Format of the step counter: the last step and its time (seconds since the epoch), stored twice. The copies differ
 while the file is being written."""
+_pack_into = FORMAT.pack_into
 LOOKS = 5
 """Maximum number of reads of a counter whose two copies differ. A write makes them differ for nanoseconds."""
 LOCAL = ("ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs")
@@ -40,15 +41,20 @@ class StepCounter:
         self._is_fresh = True
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the file is mapped into memory; False before the first write."""
+        return self._map is not None
+
     def write(self, step: int) -> None:
         """Write the number of the last step.
 
         Raises:
             OSError: the file cannot be written.
         """
-        now = time.time()
+        now = time()
         if self._map is not None:
-            FORMAT.pack_into(self._map, 0, step, now, step, now)
+            _pack_into(self._map, 0, step, now, step, now)
             return
         os.pwrite(self._fd, FORMAT.pack(step, now, step, now), 0)
         if self._is_fresh:  # mapped after the first write, when the file has a block

@@ -204,20 +204,21 @@ class SaveRequests:
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
-        self._names: tuple[str, ...] = ()
+        self.names: tuple[str, ...] = ()
+        """Names of the files of the requests that no save has honoured. Read at each step."""
         self._begun: tuple[str, ...] = ()
         self._honoured: set[str] = set()
 
     @property
     def is_open(self) -> bool:
-        return bool(self._names)
+        return bool(self.names)
 
     def poll(self) -> None:
         """List the requests that have not been honoured."""
-        self._names = tuple(name for name in _names(self._run) if name.startswith(_SAVE) and name not in self._honoured)
+        self.names = tuple(name for name in _names(self._run) if name.startswith(_SAVE) and name not in self._honoured)
 
     def save_begins(self) -> None:
-        self._begun = self._names
+        self._begun = self.names
 
     def mark_honoured(self) -> None:
         """Mark the requests that were listed at ``save_begins`` as honoured, after the save."""
@@ -228,7 +229,7 @@ class SaveRequests:
                 mark_honoured(self._run, name)
             except OSError as error:
                 LOG.warning("cannot rename the request %s: %s", self._run.control / name, error.strerror)
-        self._names = tuple(name for name in self._names if name not in self._honoured)
+        self.names = tuple(name for name in self.names if name not in self._honoured)
 
 
 def _names(run: RunDir) -> Sequence[str]:

@@ -149,15 +149,9 @@ class Setup:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy. The copy joins the ranks only when it is first used: it may be in a worker, which is not a
         rank."""
+        self.__class__ = _UnjoinedSetup
         self._arguments = state["arguments"]
         self.native_amp_override = state["native_amp_override"]
-
-    def __getattr__(self, name: str) -> Any:
-        lazy = ("_fixed", "dataloader_config", "handlers", "accumulation", "session")
-        if name not in lazy or "_arguments" not in self.__dict__:
-            raise AttributeError(name)
-        self.begin()
-        return self.__dict__[name]
 
     @property
     def scaling(self) -> Scaling | None:
@@ -178,6 +172,21 @@ class Setup:
         owners = self.session.owners
         others = {owner for model in models if (owner := owners.get(model, self.accumulation)) is not self.accumulation}
         return MicroBatch(self.accumulation, models, tuple(others))
+
+
+class _UnjoinedSetup(Setup):
+    """A copy that has not joined the ranks. A class of its own, because ``__getattr__`` makes each read slower."""
+
+    def __getattr__(self, name: str) -> Any:
+        lazy = ("_fixed", "dataloader_config", "handlers", "accumulation", "session")
+        if name not in lazy or "_arguments" not in self.__dict__:
+            raise AttributeError(name)
+        self.begin()
+        return self.__dict__[name]
+
+    def begin(self) -> None:
+        self.__class__ = Setup
+        self.begin()
 
 
 def _merged(shared: SimpleNamespace, given: SimpleNamespace) -> SimpleNamespace:

@@ -135,6 +135,7 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
         setup.accumulation,
         scaling=session.scaling,
         before_step=partial(session.sharded.refuse_lost_gradients, optimizer),
+        checks=session.sharded.modules,
         on_step=boundary.first_optimizer_stepped if first else partial(boundary.other_optimizer_stepped, optimizer),
         reducer=xla_device.reducer(session.group),
     )

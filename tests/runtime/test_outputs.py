@@ -58,7 +58,7 @@ class Sharded(torch.nn.Linear):
 def test_error_says_that_the_output_search_was_cut_off() -> None:
     models = ShardedModels()
     small, large = Sharded(1, 1), Sharded(1, 1)
-    models._modules += [large, small]
+    models.modules += [large, small]
     tensor = small(torch.ones(1))
     _add_hooks(large, (), SimpleNamespace(loss=tensor, all=[[] for _ in range(LARGEST)]))
     assert "an object of type SimpleNamespace, in which only the first 10,000 objects were searched" in (

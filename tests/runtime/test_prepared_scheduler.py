@@ -162,7 +162,7 @@ def prepared(optimizer: PreparedOptimizer, scheduler: Any, **settings: Any) -> t
         optimizers=[optimizer],
         loop=SimpleNamespace(context=SimpleNamespace(log_once=logged.append)),
     )
-    setup = SimpleNamespace(session=session, settings=Settings(**settings), accumulation=optimizer._accumulation)
+    setup = SimpleNamespace(session=session, settings=Settings(**settings), accumulation=optimizer._parts.accumulation)
     return prepare_scheduler(setup, scheduler), logged  # type: ignore[arg-type]
 
 
@@ -170,7 +170,7 @@ def steps_of(weight: nn.Parameter, **settings: Any) -> tuple[int, list[str]]:
     optimizer = optimizer_of(weight, Accumulation(2))
     schedule, logged = prepared(optimizer, halving(optimizer.optimizer), **settings)
     for _ in range(2):
-        with MicroBatch(optimizer._accumulation, ()):
+        with MicroBatch(optimizer._parts.accumulation, ()):
             optimizer.step()
             schedule.step()
     return schedule.last_epoch, logged

@@ -134,9 +134,11 @@ class TrainingMixin(SessionMixin):
         if kwargs and (learning_rate := kwargs.pop("learning_rate", None)) is not None:
             self.lomo_backward(loss, learning_rate)
             return
-        session = self._session
+        setup = self._setup
+        session, accumulation = setup.session, setup.accumulation
+        if session.was_reset:
+            session = self._session
         session.loop.backward_begins()
-        accumulation = self._setup.accumulation
         steps = accumulation.steps
         if steps > 1:
             if not accumulation.checked_loss:
@@ -288,7 +290,10 @@ class TrainingMixin(SessionMixin):
             RuntimeMisuse: the run has a checkpoint that the script has not loaded, or this program has already
                 completed a training with this checkpoint directory.
         """
-        self._session.loop.checkpoint()
+        session = self._setup.session
+        if session.was_reset:
+            session = self._session
+        session.loop.checkpoint()
 
     def should_stop(self) -> bool:
         """Whether the training is to end for good; ``epochs``, ``steps`` and the training's loader then end, too."""

@@ -140,7 +140,7 @@ class DeepSpeedOptimizerWrapper(PreparedOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Only reports the step, which ``accelerator.backward`` has taken."""
-        self._on_step()
+        self._parts.on_step()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """No effect: the engine does this in its step."""

@@ -55,19 +55,20 @@ class ShardedModels:
     """The session's models that are sharded with FSDP2."""
 
     def __init__(self) -> None:
-        self._modules: list[Any] = []
+        self.modules: list[Any] = []
+        """Their sharded modules. The list is changed in place."""
 
     def add(self, model: nn.Module) -> None:
         """Register the backward hook on the tensors that the sharded modules of ``model`` return from now on."""
         fsdp: Any = sys.modules.get("torch.distributed.fsdp")
         for module in model.modules() if fsdp is not None else ():
             if isinstance(module, fsdp.FSDPModule):
-                self._modules.append(module)
+                self.modules.append(module)
                 if _add_hooks not in module._forward_hooks.values():
                     module.register_forward_hook(_add_hooks)
 
     def clear(self) -> None:
-        self._modules.clear()
+        self.modules.clear()
 
     def refuse_lost_gradients(self, optimizer: Optimizer) -> None:
         """Check the gradients before an optimizer step.
@@ -75,9 +76,9 @@ class ShardedModels:
         Raises:
             RuntimeMisuse: gradients of the optimizer's parameters have not been reduced to their shards.
         """
-        if not self._modules:
+        if not self.modules:
             return
-        lost = [parameter for module in self._modules for parameter in _without_gradient(module)]
+        lost = [parameter for module in self.modules for parameter in _without_gradient(module)]
         if not lost:
             return
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -91,7 +92,7 @@ class ShardedModels:
 
     def cause(self) -> str | None:
         """Error text about an output in which some tensors may not have been found; None if no such output is known."""
-        outputs = [(module, module.__dict__.get(_MISSED)) for module in self._modules]
+        outputs = [(module, module.__dict__.get(_MISSED)) for module in self.modules]
         missed = [(module, *output) for module, output in outputs if output is not None]
         if not missed:
             return None

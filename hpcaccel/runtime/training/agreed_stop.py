@@ -49,7 +49,8 @@ class AgreedStop:
         self.agreement = StopAgreement(group.control, None if group.exchange is None else group.exchange.watchdog)
         self.save_requests = save_requests()
         """The requests of ``hpcaccel save``; None outside a run."""
-        self._profiler = step_profiler()
+        self.profiler = step_profiler()
+        """Records steps for ``hpcaccel profile``; None outside a run."""
         self.request: StopRequest | None = None
         """The request of the last stop; None if the ranks have not agreed on a stop."""
         self.in_time = True
@@ -59,8 +60,8 @@ class AgreedStop:
 
     def step_is_over(self, step: int) -> None:
         """Begin, continue or end a recording for ``hpcaccel profile``, when ``step`` is over."""
-        if self._profiler is not None and self._profiler.is_active:
-            self._profiler.at_step(step)
+        if self.profiler is not None and self.profiler.is_active:
+            self.profiler.at_step(step)
 
     @property
     def save_is_requested(self) -> bool:
@@ -84,8 +85,8 @@ class AgreedStop:
             for_save: whether a save may follow. Rank 0 then waits briefly for the supervisor's request if saves take
                 long, because the request has the deadline.
         """
-        if self._profiler is not None:
-            self._profiler.abandon()
+        if self.profiler is not None:
+            self.profiler.abandon()
         seconds = self._clock.expected_save_seconds if for_save else None
         self.request, self.in_time = self._exit.request(save_seconds=seconds)
         return self.request

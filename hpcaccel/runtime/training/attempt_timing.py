@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from hpcaccel.core.durable_files import make_folder, read_json, read_lines, write_json
@@ -38,6 +39,8 @@ class StepTimes:
     """Median and maximum of many durations. The median is computed from a sample of fewer than ``SAMPLE`` evenly spaced
     durations."""
 
+    __slots__ = ("_count", "_sample", "_stride", "largest")
+
     def __init__(self) -> None:
         self.largest = 0.0
         self._sample: list[float] = []
@@ -47,8 +50,8 @@ class StepTimes:
     def add(self, seconds: float) -> None:
         if seconds > self.largest:
             self.largest = seconds
-        self._count += 1
-        if self._count % self._stride == 0:
+        self._count = count = self._count + 1
+        if count % self._stride == 0:
             self._sample.append(seconds)
             if len(self._sample) == SAMPLE:
                 del self._sample[::2]
@@ -91,6 +94,8 @@ class AttemptClock:
         self._every = FIRST_SECONDS
         self._write_at = 0.0
         self._prepared = self._over = False
+        self.count: Callable[[int], None] = self._count_first
+        """Record that a step is done. The number is written at once, so that it survives if the rank is killed."""
         self._counter: StepCounter | None = None
         """Created at the first step."""
         self._times: Timing
@@ -141,14 +146,17 @@ class AttemptClock:
             self._note(loaded=time.time(), resumed_step=step)
         self._step = step
 
-    def count(self, step: int) -> None:
-        """Record that ``step`` is done. The number is written at once, so that it survives if the rank is killed."""
+    def _count_first(self, step: int) -> None:
+        """``count`` until a step is in the file: create it, and write further steps without this function where the
+        file is mapped into memory."""
         try:
             if self._counter is not None:
                 self._counter.write(step)
             elif self._run is not None and not self._over:
                 self._counter = StepCounter(self._run.step_counter(self._attempt))
                 self._counter.write(step)
+                if self._counter.is_mapped:
+                    self.count = self._counter.write
         except OSError as error:
             self._give_up(error)
 
@@ -156,12 +164,14 @@ class AttemptClock:
         """Record the time since the last step, and write ``timing.json`` if a write is due."""
         if self._run is None:
             return
-        now = time.monotonic()
+        now = monotonic()
         if self._last is None:
             self._first(now, step)
             return
         count = step - self._step
-        if count > 0:
+        if count == 1:
+            self._steps.add(now - self._last - self._stalled)
+        elif count > 0:
             self._steps.add((now - self._last - self._stalled) / count)
         self._last, self._step, self._stalled = now, step, 0.0
         if now >= self._write_at:
@@ -287,6 +297,7 @@ class AttemptClock:
         self._close_counter()
 
     def _close_counter(self) -> None:
+        self.count = self._count_first
         if self._counter is not None:
             self._counter.close()
             self._counter = None

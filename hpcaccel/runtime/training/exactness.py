@@ -44,8 +44,11 @@ class Exactness:
         self._device = device
         self._seen: dict[str, str] = {}
         """First reason found in any step, by kind of reason."""
+        self._is_unfed = False
+        """Whether ``_seen`` has a step that took no batch from a prepared loader."""
         self._steps = 0
-        self._has_gradients = False
+        self.has_gradients = False
+        """Whether a backward pass has begun since the last step of an optimizer."""
         self._generators = ScriptGenerators()
         self._buffers = UnsavedBuffers()
         self._begun_at: int | None = None
@@ -66,9 +69,6 @@ class Exactness:
             self._look_at_generators(begins=True)
             self._buffers.changed(self._prepared.models)
 
-    def backward(self) -> None:
-        self._has_gradients = True
-
     def stepped(self, step: int, epoch: int, *, first: bool = True) -> None:
         """Record that an optimizer has stepped.
 
@@ -76,13 +76,16 @@ class Exactness:
             step: number of completed steps.
             first: whether the optimizer is the first prepared one. Only its steps are counted.
         """
-        self._has_gradients = False
+        self.has_gradients = False
         if not first:
             return
         self._steps += 1
         source = self._in_use.current
+        if source is None and self._is_unfed:
+            return
         if source is None or source.given_at_step != step - 1 or not self._holds(source):
-            if "unfed" not in self._seen:
+            if not self._is_unfed:
+                self._is_unfed = True
                 self._seen["unfed"] = f"step {step} took no batch from a prepared DataLoader"
             return
         takes = self._takes.setdefault(source.identity, _Takes())
@@ -111,7 +114,7 @@ class Exactness:
         yield from self._seen.values()
         if self.in_backward:
             yield "saved during a backward pass, after its forward pass may have drawn random numbers"
-        if self._has_gradients:
+        if self.has_gradients:
             yield "saved between a backward pass and its optimizer step, and gradients are not saved"
         open_now = self._in_use.sources
         if any(source.given_at_step == step for source in open_now):

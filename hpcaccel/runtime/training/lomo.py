@@ -54,7 +54,7 @@ class LomoOptimizer(PreparedOptimizer):
         optimizer.fused_backward(loss, learning_rate)
         optimizer._opt_called = True  # torch's schedulers warn if no step came before theirs
         self._has_stepped = True
-        self._on_step()
+        self._parts.on_step()
 
 
 def refuse_setup(setup: Setup, objects: Sequence[Any]) -> None:

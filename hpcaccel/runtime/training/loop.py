@@ -67,6 +67,9 @@ class Loop:
         self._agreed = AgreedActions(context, stop, self.saves, self._end)
         self._counters, self._clock, self._status = context.counters, context.clock, context.status
         self._own_time, self._exactness = context.own_time, context.exactness
+        self._flag, self._optimizers = context.flag, context.prepared.optimizers
+        self._is_running = False
+        """Whether a step is over since this object was created, and since the last loop ended."""
 
     @property
     def step(self) -> int:
@@ -141,11 +144,12 @@ class Loop:
             RuntimeMisuse: the run has a checkpoint that the script has not loaded, or this program has already
                 completed a training with this checkpoint directory.
         """
-        if not self.boundary.script_reports:
+        boundary = self.boundary
+        if not boundary.script_reports:
             self._manage()
-            self.boundary.script_reports = True
-        if not self.context.prepared.optimizers:
-            self.boundary.count()
+            boundary.script_reports = True
+        if not self._optimizers:
+            boundary.count()
         self.step_is_over()
 
     def should_stop(self) -> bool:
@@ -156,16 +160,21 @@ class Loop:
 
     def step_is_over(self) -> None:
         """If a step has ended since the last call, carry out the agreed save or stop, and issue the next agreement."""
-        if not self.boundary.report():
-            if self.context.flag.raised:
+        step, boundary = self._counters.step, self.boundary
+        if step == boundary.reported_step or boundary.holds:
+            if self._flag.raised:
                 self._log_delayed_stop()
             return
-        step = self._counters.step
+        boundary.reported_step = step
+        if boundary.stepped:
+            boundary.stepped.clear()
         self._clock.step_is_over(step)
-        if not self.boundary.has_begun:
-            self._begin()
-        elif self._status.phase == "finishing":  # the script's own loop after ``epochs`` or ``steps``
-            self._status.train(step)
+        if not self._is_running:
+            self._is_running = True
+            if not boundary.has_begun:
+                self._begin()
+            elif self._status.phase == "finishing":  # the script's own loop after ``epochs`` or ``steps``
+                self._status.train(step)
         self._agreed.at_step(step)
 
     def backward_begins(self) -> None:
@@ -183,7 +192,7 @@ class Loop:
             self._exactness.in_backward = False
             if own_time is not None:
                 own_time.discard()
-        self._exactness.backward()
+        self._exactness.has_gradients = True
 
     @contextmanager
     def saves_and_stops_deferred(self) -> Iterator[None]:
@@ -214,6 +223,7 @@ class Loop:
     def loop_is_left(self) -> None:
         """Called when the script leaves its loop early; other ranks may wait for this one."""
         self._status.left_at = call_site()
+        self.boundary.has_left = True
 
     def restore_rng(self) -> None:
         """Set the random generators to their state in the checkpoint; see ``Resumption.restore_rng``."""
@@ -267,6 +277,7 @@ class Loop:
         self._agreed.until_all_have_left()
         self._end.keep_result("end of the loop")
         self._status.phase, self._status.left_at = "finishing", None
+        self._is_running = False
 
     def _finish(self) -> None:
         self.finishing = True

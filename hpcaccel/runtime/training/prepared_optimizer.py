@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +24,32 @@ def _do_nothing() -> None:
     """Default of ``before_step`` and ``on_step``."""
 
 
+class _StepParts:
+    """What the steps of a prepared optimizer use, in an object of its own: a class with ``__getattr__``, such as
+    ``PreparedOptimizer``, reads each of its attributes several times more slowly."""
+
+    __slots__ = ("accumulation", "before_step", "checks", "is_plain", "on_step", "reducer", "scaling")
+
+    def __init__(
+        self,
+        accumulation: Accumulation,
+        scaling: Scaling | None,
+        *,
+        before_step: Callable[[], object],
+        checks: Sized | None,
+        on_step: Callable[[], object],
+        reducer: GradientReducer | None,
+    ) -> None:
+        self.accumulation = accumulation
+        self.scaling = scaling
+        self.before_step = before_step
+        self.checks = (before_step,) if checks is None else checks
+        self.on_step = on_step
+        self.reducer = reducer
+        self.is_plain = scaling is None and reducer is None
+        """Whether a step is only that of the script's optimizer."""
+
+
 class PreparedOptimizer(Optimizer):
     """Wraps the script's optimizer (attribute ``optimizer``), and delegates all other attributes to it.
 
@@ -33,6 +59,7 @@ class PreparedOptimizer(Optimizer):
     Args:
         scaling: gradient scaling for fp16, shared by all prepared optimizers; None for other precisions.
         before_step: called before each step; if it raises, the step is not taken.
+        checks: while this is empty, ``before_step`` is not called. If None, it always is.
         on_step: called after each step, including skipped ones.
         reducer: averages gradients over the ranks where DDP does not, once per step; None elsewhere.
     """
@@ -52,28 +79,29 @@ class PreparedOptimizer(Optimizer):
         *,
         scaling: Scaling | None = None,
         before_step: Callable[[], object] = _do_nothing,
+        checks: Sized | None = None,
         on_step: Callable[[], object] = _do_nothing,
         reducer: GradientReducer | None = None,
     ) -> None:
         # Optimizer.__init__ is not called: it would create new parameter groups.
         self.optimizer = optimizer
         self._skipped: bool | torch.Tensor = False
-        self._accumulation = accumulation
-        self._scaling = scaling
-        self._before_step = before_step
-        self._on_step = on_step
-        self._reducer = reducer
+        self._parts = _StepParts(
+            accumulation, scaling, before_step=before_step, checks=checks, on_step=on_step, reducer=reducer
+        )
 
     def before_first_step(self, check: Callable[[], object]) -> None:
         """Call ``check`` once, before the first step."""
-        before_step = self._before_step
+        parts = self._parts
+        before_step, checks = parts.before_step, parts.checks
 
         def once() -> None:
-            self._before_step = before_step
+            parts.before_step, parts.checks = before_step, checks
             check()
-            before_step()
+            if checks:
+                before_step()
 
-        self._before_step = once
+        parts.before_step, parts.checks = once, (once,)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a step, at accumulation boundaries only.
@@ -81,21 +109,30 @@ class PreparedOptimizer(Optimizer):
         Raises:
             RuntimeMisuse: a closure is given under fp16, or gradients were not reduced to their shards.
         """
-        if not self._accumulation.is_boundary:
+        parts = self._parts
+        if not parts.accumulation.is_boundary:
             return None
-        self._before_step()
-        if self._reducer is not None:
-            self._reducer.reduce(self.optimizer)
+        if parts.checks:
+            parts.before_step()
         # Looked up at each step, because schedulers and other code may wrap an optimizer's step at any time.
-        if self._scaling is not None:
-            result, self._skipped = self._scaling.step(self.optimizer, closure)
-        elif closure is None:
+        if closure is None and parts.is_plain:
             result = self.optimizer.step()
         else:
-            result = self.optimizer.step(closure)
-        if self._reducer is not None:
-            self._reducer.step_is_done(self.optimizer)
-        self._on_step()
+            result = self._step(closure)
+        parts.on_step()
+        return result
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        """Take a step with what the precision, the device and the closure add to it."""
+        parts, optimizer = self._parts, self.optimizer
+        if parts.reducer is not None:
+            parts.reducer.reduce(optimizer)
+        if parts.scaling is not None:
+            result, self._skipped = parts.scaling.step(optimizer, closure)
+        else:
+            result = optimizer.step() if closure is None else optimizer.step(closure)
+        if parts.reducer is not None:
+            parts.reducer.step_is_done(optimizer)
         return result
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
@@ -104,7 +141,7 @@ class PreparedOptimizer(Optimizer):
         Args:
             set_to_none: as in torch; if None, the default of the script's optimizer applies.
         """
-        if not self._accumulation.is_boundary:
+        if not self._parts.accumulation.is_boundary:
             return
         if set_to_none is None:
             self.optimizer.zero_grad()
@@ -120,7 +157,8 @@ class PreparedOptimizer(Optimizer):
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        return None if self._scaling is None else self._scaling.scaler
+        scaling = self._parts.scaling
+        return None if scaling is None else scaling.scaler
 
     def train(self) -> None:
         """Switch an optimizer that has modes (a schedule-free one) to training mode; no effect on other optimizers."""

@@ -51,7 +51,9 @@ class SaveSchedule:
         self._stop = stop
         self.snapshots = SnapshotSchedule(context, doubts=lambda: self._doubts(()))
         """The snapshots in memory, which are taken in addition to saves."""
-        self._due_step = self._due_time = math.inf
+        self.due_step = self.due_time = math.inf
+        """The step after which, and the time (``time.monotonic``) at which, the next save is due. Read at every
+        step."""
         self.begin_at(0)
 
     @property
@@ -71,10 +73,11 @@ class SaveSchedule:
 
     def is_due(self, step: int) -> bool:
         """Whether a save of ``step`` is due, or was requested. Only rank 0's clock and requests count."""
-        return step >= self._due_step or time.monotonic() >= self._due_time or self._is_requested
+        return step >= self.due_step or time.monotonic() >= self.due_time or self.is_requested
 
     @property
-    def _is_requested(self) -> bool:
+    def is_requested(self) -> bool:
+        """Whether ``hpcaccel save`` has requested a save that has not begun, and a save is possible."""
         return self._stop.save_is_requested and self.is_managed and self.has_place
 
     def manage(self) -> None:
@@ -110,14 +113,14 @@ class SaveSchedule:
             self.snapshots.begin_at(state_step)
 
     def _schedule(self) -> None:
-        """Compute when the next save is due, so that ``is_due`` is cheap."""
+        """Compute when the next save is due, so that looking for it is cheap."""
         every, minutes = self._settings.every_steps, self._settings.every_minutes
         if not (self.has_place and self.is_managed):
             return
         if every is not None:
-            self._due_step = (max(self.step, self._skipped_step) // every + 1) * every
+            self.due_step = (max(self.step, self._skipped_step) // every + 1) * every
         if minutes is not None and self._is_main:
-            self._due_time = self._saved_at + 60 * minutes
+            self.due_time = self._saved_at + 60 * minutes
 
     def now(
         self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = (), background: bool = False

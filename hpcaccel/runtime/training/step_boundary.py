@@ -41,8 +41,11 @@ class StepBoundary:
         self._exactness = context.exactness
         self._clock = context.clock
         self._status = context.status
-        self._holds = 0
-        self._stepped: set[int] = set()
+        self.holds = 0
+        """Number of ``held`` contexts that have been entered and not left yet. Inside them nothing is reported."""
+        self.has_left = False
+        """Whether the script has left its loop early since the last step."""
+        self.stepped: set[int] = set()
         """Ids of the optimizers, other than the first, that have stepped since the last report."""
 
     # -- a step is done --------------------------------------------------------------------------------------------
@@ -51,7 +54,9 @@ class StepBoundary:
         """Count one step."""
         counters = self._counters
         counters.step = step = counters.step + 1
-        self._status.left_at = None
+        if self.has_left:
+            self.has_left = False
+            self._status.left_at = None
         self._clock.count(step)
         self._exactness.stepped(step, counters.epoch)
 
@@ -64,24 +69,10 @@ class StepBoundary:
 
     def other_optimizer_stepped(self, optimizer: object) -> None:
         """Record the step of a prepared optimizer other than the first; it is not counted."""
-        self._stepped.add(id(optimizer))
+        self.stepped.add(id(optimizer))
         self._exactness.stepped(self._counters.step, self._counters.epoch, first=False)
 
     # -- a step is over --------------------------------------------------------------------------------------------
-
-    def report(self) -> bool:
-        """Report that the last step is over.
-
-        Returns:
-            Whether there was a step to report: False inside ``held``, or if no step was done since the last report.
-        """
-        step = self._counters.step
-        if step == self.reported_step or self._holds:
-            return False
-        self.reported_step = step
-        if self._stepped:
-            self._stepped.clear()
-        return True
 
     def is_over_at_backward(self) -> bool:
         """Whether a backward pass that starts now has to report the last step.
@@ -95,7 +86,7 @@ class StepBoundary:
         source = self._in_use.current
         if self.script_reports or (source is not None and source.given_at_step >= 0):
             return False
-        return len(self._stepped) >= len(self._prepared.optimizers) - 1
+        return len(self.stepped) >= len(self._prepared.optimizers) - 1
 
     def begin_at(self, step: int) -> None:
         """Continue from the checkpoint of ``step``."""
@@ -107,10 +98,10 @@ class StepBoundary:
     def held(self) -> Iterator[None]:
         """Context in which nothing is reported. At its end all steps inside it count as reported, even on ranks that
         did no step: a rank that reported a step later would wait for ranks that have nothing to report."""
-        self._holds += 1
+        self.holds += 1
         try:
             yield
         finally:
-            self._holds -= 1
+            self.holds -= 1
             self.reported_step = self._counters.step
-        self.has_unagreed_steps = not self._holds
+        self.has_unagreed_steps = not self.holds

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcaccel.runtime.distributed import wide_groups
@@ -64,8 +65,8 @@ class StopAgreement:
         self._own: StopDecision | None = None
         """The last values of a rank without a group."""
         self.is_quiet = False
-        """Whether no action was due at the last ``issue`` of a rank without a group. The result of that ``issue`` then
-        stays valid."""
+        """Whether no action was due at the last ``issue`` of a rank without a group, and no save was in progress. The
+        result of that ``issue`` then stays valid."""
         self._issued = 0
         self.times: list[int] = []
         """All ranks' own times, from the last agreement that contained them; emptied by the caller after use."""
@@ -211,7 +212,7 @@ class AgreedActions:
         self._saves = saves
         self._snapshots = saves.snapshots
         self._end = end
-        self._stop = stop
+        self._profiler, self._requests = stop.profiler, stop.save_requests
         self._agreement = stop.agreement
 
     def begin(self) -> None:
@@ -226,15 +227,19 @@ class AgreedActions:
             SystemExit: the ranks have agreed on a stop after which the training is to be continued.
             CheckpointError: a save failed.
         """
-        self._stop.step_is_over(step)
+        if self._profiler is not None and self._profiler.is_active:
+            self._profiler.at_step(step)
         agreement, own_time = self._agreement, self._own_time
-        if agreement.is_quiet and not (
-            self._flag.raised
-            or self._checkpoints.in_flight
-            or self._saves.is_due(step + 1)
-            or step + 1 >= self._snapshots.due_step
-        ):
-            return
+        if agreement.is_quiet:
+            saves, following = self._saves, step + 1
+            if not (
+                self._flag.raised
+                or following >= saves.due_step
+                or following >= self._snapshots.due_step
+                or monotonic() >= saves.due_time
+                or (self._requests is not None and self._requests.names and saves.is_requested)
+            ):
+                return
         decision = agreement.read()
         if decision is not None:
             if decision.uneven:
@@ -280,6 +285,8 @@ class AgreedActions:
             saving=self._saves.background_progress,
             snapshot=active and self._counters.step + 1 >= self._snapshots.due_step,
         )
+        if self._checkpoints.in_flight:
+            self._agreement.is_quiet = False  # look at each step whether it has ended
 
     def _act(self, decision: StopDecision) -> None:
         if self._checkpoints.in_flight and decision.saving != BUSY:
