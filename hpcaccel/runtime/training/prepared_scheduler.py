@@ -50,21 +50,22 @@ class PreparedScheduler:
             scheduler.optimizer._opt_called = True
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        scheduler, accumulation = self.scheduler, self._accumulation
-        if not self.step_with_optimizer:
+        own = self.__dict__  # read once: a class with ``__getattr__`` reads each attribute several times more slowly
+        scheduler, accumulation = own["scheduler"], own["_accumulation"]
+        if not own["step_with_optimizer"]:
             scheduler.step(*args, **kwargs)
             return
-        if self._counts_evaluations:
+        if own["_counts_evaluations"]:
             # A metric after an epoch always counts; a metric of a micro-batch counts at boundaries only.
             if accumulation.is_boundary or not accumulation.inside:
                 scheduler.step(*args, **kwargs)
             return
         if not accumulation.is_boundary:
             return
-        for optimizer in self.optimizers:
+        for optimizer in own["optimizers"]:
             if optimizer.step_was_skipped:
                 return
-        for _ in range(1 if self.split_batches else self._repeats):
+        for _ in range(1 if own["split_batches"] else own["_repeats"]):
             # Schedules with a fixed length, such as OneCycleLR, raise an error beyond their end.
             total = getattr(scheduler, "total_steps", None)
             if total is None or scheduler.last_epoch < total:
