@@ -6,6 +6,7 @@ import runpy
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_used_up_nodes_come_back_by_a_requeue_and_fewer_nodes_do_less():
     from scale.lost_time import Recovery, ettr
 
     nodes = {"number of nodes": 10.0, "share of lost nodes": 1.0}
-    fixed = {"interval_seconds": 600, "mttf_hours": 5.0}
+    fixed: dict[str, Any] = {"interval_seconds": 600, "mttf_hours": 5.0}
     queue = ettr(Recovery(), values=nodes, **fixed)
     for recovery, few in (
         (Recovery(spare=True), {"number of spare nodes": 1.0}),
@@ -111,7 +112,7 @@ def test_simulated_share_is_that_of_the_closed_form():
     stall = PARAMETERS["stall of a save"].value
     share = (interval / (interval + stall)) * (mttf - (interval + stall) / 2 - cost.pop("durable after") - stall)
     expected = share / (mttf + sum(cost.values()))
-    setting = {"interval_seconds": interval, "mttf_hours": 5.0, "values": values}
+    setting: dict[str, Any] = {"interval_seconds": interval, "mttf_hours": 5.0, "values": values}
     found = [ettr(Recovery(), **setting, seed=seed) for seed in range(20)]
     assert sum(found) / len(found) == pytest.approx(expected, rel=0.01)
 

@@ -185,7 +185,7 @@ class _UnjoinedSetup(Setup):
         return self.__dict__[name]
 
     def begin(self) -> None:
-        self.__class__ = Setup
+        self.__class__ = Setup  # type: ignore[assignment]
         self.begin()
 
 

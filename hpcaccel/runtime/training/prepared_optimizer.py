@@ -115,10 +115,7 @@ class PreparedOptimizer(Optimizer):
         if parts.checks:
             parts.before_step()
         # Looked up at each step, because schedulers and other code may wrap an optimizer's step at any time.
-        if closure is None and parts.is_plain:
-            result = self.optimizer.step()
-        else:
-            result = self._step(closure)
+        result = self.optimizer.step() if closure is None and parts.is_plain else self._step(closure)
         parts.on_step()
         return result
 
