@@ -22,10 +22,10 @@ def _importable(monkeypatch):
 
 
 def recorded():
-    from scale import measuring
     from scale.group_protocols import Protocols
+    from scale.measuring import load
 
-    terms, constants = measuring.load()
+    terms, constants = load()
     return Protocols.of(terms, constants)
 
 

@@ -7,8 +7,8 @@ Start reading in ``commit``: it describes how a checkpoint appears on the disk, 
   and back.
 - ``dcp_storage``, ``shard_files``, ``manifest_writer``: the files, behind the interfaces of DCP
   (``torch.distributed.checkpoint``).
-- ``chunk_reading``, ``chunk_targets``, ``stored_file``, ``aligned_memory``: reading with several threads;
-  ``node_sharing``: the ranks of a node read each byte once.
+- ``chunk_reading``, ``chunk_targets``, ``stored_file``: reading with several threads; ``node_sharing``: the ranks of a
+  node read each byte once.
 - ``background``, ``snapshot_memory``, ``writer``: background saves, written by a process without torch. This
   package imports its modules on first use, so that the writer process need not import torch.
 - ``node_snapshots``: snapshots in the memory of the nodes, from which crashed ranks resume; ``snapshot_parts``: their

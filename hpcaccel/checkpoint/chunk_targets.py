@@ -1,4 +1,5 @@
-"""Stored chunks and the tensors that they are read into: copies of their bytes, and the check of their CRCs."""
+"""Stored chunks and the tensors that they are read into: copies of their bytes, the check of their CRCs, and new memory
+into which direct I/O reads without a buffer in between."""
 
 from __future__ import annotations
 
@@ -10,19 +11,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from hpcaccel.checkpoint.manifest_writer import Piece
+from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, copy_bytes, crc32
 from hpcaccel.checkpoint.snapshot_memory import raw_bytes
+from hpcaccel.checkpoint.stored_file import huge_pages
 from hpcaccel.checkpoint_files.manifest import combined_crc
 from hpcaccel.errors import Damaged
 
-__all__ = ["ChunkTarget", "Copied", "chunk_targets", "wrong_crc"]
+__all__ = ["ChunkTarget", "Copied", "chunk_targets", "empty_aligned", "wrong_crc"]
 
 STEP_BYTES = 1 << 18
 """Data is copied in steps of this size. The CRC of a step is computed while the step is in the CPU cache."""
+
+LEAST_ALIGNED_BYTES = 8 << 20
+"""Smaller tensors are allocated by torch."""
 
 DEVICES = ("cpu", "cuda")
 """Devices whose tensors receive their bytes in steps. Other devices receive whole chunks."""
@@ -167,4 +174,25 @@ def wrong_crc(path: Path, piece: Piece, key: str) -> Damaged:
     return Damaged(
         f"{path} is damaged: the CRC of {key} ({piece.stored} bytes from byte {piece.offset}) differs from the "
         "committed CRC"
+    )
+
+
+def empty_aligned(like: torch.Tensor, key: str, index: Index) -> torch.Tensor:
+    """An uninitialised tensor for a stored one, with its dtype and the shape, device and sharding of ``like``. A large
+    one on the CPU lies in huge pages, and its address has the alignment of its bytes in the file."""
+    dtype = index.tensor(key).properties.dtype
+    local = like.to_local() if isinstance(like, DTensor) else like
+    size = local.numel() * dtype.itemsize
+    if local.device.type != "cpu" or size < LEAST_ALIGNED_BYTES or not local.is_contiguous():
+        return torch.empty_like(like, dtype=dtype)
+    offset = (0,) * like.ndim
+    if isinstance(like, DTensor):
+        _, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    piece = index.pieces.get(MetadataIndex(key, torch.Size(offset)))
+    remainder = 0 if piece is None else piece.offset % BLOCK_BYTES
+    memory = torch.frombuffer(huge_pages(size, remainder=remainder), dtype=dtype).reshape(local.shape)
+    if not isinstance(like, DTensor):
+        return memory
+    return DTensor.from_local(
+        memory, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from hpcaccel.checkpoint.aligned_memory import empty_aligned
+from hpcaccel.checkpoint.chunk_targets import empty_aligned
 from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint.tree import TYPE, PackedTree, pack, tensor_nodes, unpack
 from hpcaccel.errors import CheckpointError

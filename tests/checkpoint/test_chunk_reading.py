@@ -15,7 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcaccel.checkpoint import (
     CheckpointEngine,
     TrainingState,
-    aligned_memory,
     chunk_reading,
     chunk_targets,
     node_sharing,
@@ -110,7 +109,7 @@ def test_memory_with_the_alignment_of_the_file_is_read_without_a_buffer(tmp_path
 def _resume(rank, directory, wrap):
     """Load into an optimizer without state, then into one with state. Returns the number of bytes that were read
     without a buffer, whether the values are the saved ones, and whether the second load kept the state's tensors."""
-    aligned_memory.LEAST_BYTES = 1
+    chunk_targets.LEAST_ALIGNED_BYTES = 1
     direct, blocks = [0], StoredFile.read_blocks
 
     def note(self, memory, offset, key):

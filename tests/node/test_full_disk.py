@@ -17,7 +17,7 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import Slot
 from hpcaccel.node.failures import disk_space
 from hpcaccel.node.sweep import trial_supervisor
-from hpcaccel.node.sweep.kept_step import KeptStep
+from hpcaccel.node.warm.eligible_runs import KeptStep
 
 from .conftest import LocalRun, outcome
 

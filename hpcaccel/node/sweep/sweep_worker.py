@@ -39,8 +39,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 """Interval of the main loop while no signal arrives."""
 LEAVE_SECONDS, HURRY_SECONDS = 20.0, 4.0
-"""How long the tuner may take to record the last events: usually, and (the second value) if Slurm will soon kill the
-job."""
+"""How long the tuner may take to record the last events: usually, and if Slurm will soon kill the job."""
 _EXIT_CODES: dict[Reason, int] = {"completed": 0, "cancelled": 130}
 """Exit codes by the reason for the stop. For other reasons the decision determines the exit code."""
 _TAKEN = ("preempted", "time_limit", "lost", "cancelled")
@@ -170,7 +169,7 @@ class SweepWorker:
         run, slot = self.worker.sweep.trial(number), Slot(number=place, of=self.pack)
         self.trials[place] = Trial(run, number, slot, self.spare, variables=self._variables(slot))
         log.info(f"starting trial {number} in slot {place}")
-        self.account.started(number, trials=self._numbers())
+        self.account.started(number, trials=[one.number for one in self.trials.values()])
 
     def _variables(self, slot: Slot) -> dict[str, str]:
         variables = slot.environment(os.environ, local=self.launch.local)
@@ -188,7 +187,7 @@ class SweepWorker:
             if (end := trial.poll()) is None:
                 continue
             del self.trials[place]
-            self.account.ended(trial.number, end, trials=self._numbers())
+            self.account.ended(trial.number, end, trials=[one.number for one in self.trials.values()])
             detail = f" ({end['detail']})" if end["detail"] else ""
             log.info(f"trial {trial.number} ended: {end['reason']}{detail}; decision: {end['decision']}")
             bad = end.pop("nodes_excluded", [])
@@ -209,9 +208,6 @@ class SweepWorker:
                 return  # only the trial's supervisor was killed
             stop, number = wish or (Stop(reason=end["reason"], then="requeue"), signal.SIGUSR2)
             self._stop(stop, number=number)
-
-    def _numbers(self) -> list[int]:
-        return [trial.number for trial in self.trials.values()]
 
     # -- stopping -------------------------------------------------------------------------------------------------
 

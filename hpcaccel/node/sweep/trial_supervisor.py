@@ -37,7 +37,7 @@ from hpcaccel.node.failures.classify_logs import slurm_intervened
 from hpcaccel.node.failures.disk_space import UNWRITABLE_ERRNOS
 from hpcaccel.node.ledger import Ledger, read_outcome
 from hpcaccel.node.supervisor import Supervisor
-from hpcaccel.node.sweep.kept_step import KeptStep
+from hpcaccel.node.warm.eligible_runs import KeptStep
 
 __all__ = ["CHECKED", "END_TIME", "HOSTS_REQUEST", "run_trial", "wait_for_trials"]
 

@@ -1,13 +1,15 @@
-"""Which runs have warm parents (``resilience.warm_restart: auto``)."""
+"""Which runs have warm parents (``resilience.warm_restart: auto``), and which trial takes over those of the last."""
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import sys
 
-from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
+from hpcaccel.node.warm.warm_ranks import WarmStep
 
-__all__ = ["OFF", "why_not_warm"]
+__all__ = ["OFF", "KeptStep", "why_not_warm"]
 
 OFF = "resilience.warm_restart: off"
 SPARE_FILES = 100
@@ -40,3 +42,33 @@ def why_not_warm(launch: LaunchSpec) -> str:
 def _most_files() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+class KeptStep:
+    """The warm parents that a trial has left for the next trial in the same slot, if it has left any."""
+
+    def __init__(self) -> None:
+        self.step: WarmStep | None = None
+        self._launch: LaunchSpec | None = None
+
+    def take(self, launch: LaunchSpec) -> WarmStep | None:
+        """The parents, if they can start the ranks of ``launch``; otherwise they are ended."""
+        if self._launch is None or _without_words(launch) != _without_words(self._launch):
+            self.end()
+        step, self.step = self.step, None
+        return step
+
+    def put(self, step: WarmStep | None, launch: LaunchSpec) -> None:
+        self.step, self._launch = step, launch
+
+    def end(self) -> None:
+        if self.step is not None:
+            self.step.end()
+            self.step = None
+
+
+def _without_words(launch: LaunchSpec) -> LaunchSpec:
+    """``launch`` without what is passed with each start of ranks or concerns the supervisor alone."""
+    return dataclasses.replace(
+        launch, program=launch.program[:2], resume_args=[], after=[], watch=None, resilience=RestartPolicy()
+    )

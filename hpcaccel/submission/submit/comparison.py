@@ -1,7 +1,4 @@
-"""Comparison of submissions: the key of a repeated command, and the changes since the last run of the same name.
-
-A command that is repeated after an interruption gets the same key and continues.
-"""
+"""Comparison of submissions: the key by which a repeated command continues, and the changes since the last run."""
 
 from __future__ import annotations
 
