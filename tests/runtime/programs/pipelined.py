@@ -155,7 +155,7 @@ def no_example():
     with pytest.raises(RuntimeMisuse, match="does not take these arguments: missing a required argument: 'ids'"):
         prepare_pippy(made(Branches), example_kwargs={"mask": ids(2)})
     with pytest.raises(
-        RuntimeMisuse, match=r"same number of rows \(dimension 0\), but are int64\[2, 5\], int64\[3, 5\]"
+        RuntimeMisuse, match=r"same number of rows \(dimension 0\): they are int64\[2, 5\], int64\[3, 5\]"
     ):
         prepare_pippy(made(Branches), example_args=(ids(2), ids(3)))
 
@@ -197,7 +197,7 @@ def wrong_calls():
         model(ids(3).float())
     with pytest.raises(RuntimeMisuse, match="does not take these arguments"):
         model()
-    with pytest.raises(RuntimeMisuse, match=r"number of rows \(dimension 0\), but are int64\[0, 5\]"):
+    with pytest.raises(RuntimeMisuse, match=r"number of rows \(dimension 0\): they are int64\[0, 5\]"):
         model(ids(3)[:0])
     check(model(ids(3)), made(Chain)(ids(3)))
 
