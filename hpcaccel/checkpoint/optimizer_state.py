@@ -205,7 +205,10 @@ def _storage(tensor: torch.Tensor) -> int:
     """Address of the tensor's storage; 0 if it has no memory, or no address."""
     if tensor.device.type in ("meta", "xla"):
         return 0
-    return _local(tensor.detach()).untyped_storage().data_ptr()
+    try:
+        return _local(tensor.detach()).untyped_storage().data_ptr()
+    except RuntimeError:  # devices that keep their data elsewhere
+        return 0
 
 
 def _like(parameter: nn.Parameter, node: dict[str, Any], index: Index) -> torch.Tensor:
