@@ -29,7 +29,7 @@ def test_a_preempted_run_is_watched_and_cancelled(scenario: Scenario) -> None:
         scenario.wait_for_step(4)
         scenario.preempt()
         page.locator("#run-attempts .s-preempted").wait_for()
-        page.locator(".life-part.p-queued").nth(1).wait_for()
+        page.locator(".life-part.p-training ~ .life-part.p-queued").first.wait_for()
         scenario.wait_for_step(8, attempt=2)
         page.locator(".run-title .s-running").wait_for()
         assert page.locator("#run-attempts tbody tr").count() == 2
