@@ -16,9 +16,7 @@ import json
 import math
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +25,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from side_by_side import run_ranks
 
 RANKS = 2
 SIZES = {"600 MB": 3, "1.2 GB": 6}
@@ -59,27 +59,10 @@ def main() -> int:
 
 
 def _measure(size: str, options: argparse.Namespace) -> bool:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     with tempfile.TemporaryDirectory(dir=options.directory or Path.cwd(), prefix="bench-") as folder:
-        arguments = ["--rounds", str(options.rounds), "--size", size, "--directory", folder, "--port", str(port)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        errors = (Path(folder) / "errors").open("w+")
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, *arguments, "--rank", str(rank)],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env=environment,
-            )
-            for rank in range(RANKS)
-        ]
-        printed = [rank.communicate()[0] for rank in ranks]
-        errors.seek(0)
-        if any(rank.returncode for rank in ranks):
-            sys.exit(f"a rank failed:\n{errors.read()}")
-    return _report(size, json.loads(printed[0].splitlines()[-1]))
+        arguments = ["--rounds", str(options.rounds), "--size", size, "--directory", folder]
+        found = run_ranks(__file__, arguments, ranks=RANKS)
+    return _report(size, found)
 
 
 def _rank(options: argparse.Namespace) -> None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +20,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from side_by_side import run_ranks
 
 WIDTH, LAYERS = 2048, 8
 """Each layer holds 4.2 million parameters, with AdamW 50 MB."""
@@ -40,21 +40,10 @@ def main() -> int:
     if options.rank is not None:
         _rank(options)
         return 0
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     with tempfile.TemporaryDirectory(dir=options.directory or Path.cwd(), prefix="bench-") as folder:
-        arguments = ["--rounds", str(options.rounds), "--ranks", str(options.ranks), "--port", str(port)]
-        command = [sys.executable, __file__, *arguments, "--directory", folder, "--rank"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        ranks = [
-            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, env=environment)
-            for rank in range(options.ranks)
-        ]
-        printed = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        sys.exit("a rank failed")
-    return _report(options, json.loads(printed[0].splitlines()[-1]))
+        arguments = ["--rounds", str(options.rounds), "--ranks", str(options.ranks), "--directory", folder]
+        measured = run_ranks(__file__, arguments, ranks=options.ranks)
+    return _report(options, measured)
 
 
 def _report(options: argparse.Namespace, found: dict[str, float]) -> int:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from side_by_side import run_ranks
 
 RANKS = 2
 WIDTH = 4096
@@ -45,23 +45,9 @@ def main() -> int:
 
 
 def _measure(size: str, rounds: int) -> bool:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix="bench-") as folder:
-        arguments = ["--rounds", str(rounds), "--size", size, "--directory", folder, "--port", str(port)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, *arguments, "--rank"]
-        ranks = [
-            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, env=environment) for rank in range(RANKS)
-        ]
-        printed = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        sys.exit("a rank failed")
-    found_times = json.loads(printed[0].splitlines()[-1])
-    copy, stall, complete, memory, disk = (
-        found_times[name] for name in ("copy", "stall", "complete", "memory", "disk")
-    )
+        times = run_ranks(__file__, ["--rounds", str(rounds), "--size", size, "--directory", folder], ranks=RANKS)
+    copy, stall, complete, memory, disk = (times[name] for name in ("copy", "stall", "complete", "memory", "disk"))
     held: bool = stall <= STALL * copy and memory <= LOAD * disk
     print(
         f"{size:8} {copy:7.3f}s {stall:7.3f}s {complete:8.3f}s {memory:7.3f}s {disk:7.3f}s   "

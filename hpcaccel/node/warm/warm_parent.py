@@ -47,7 +47,7 @@ ONCE_A_STEP = ("libmpi", "libpmi")
 NICER = 10
 """The thread that imports has a lower priority than the rank by this number, see nice(2)."""
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-RUN_DIR = "HPCACCEL_RUN_DIR"
+RUN_DIR_VARIABLE = "HPCACCEL_RUN_DIR"
 
 
 def main(plan: dict[str, Any]) -> None:
@@ -77,7 +77,7 @@ class WarmParent:
         self._rank: int | None = plan["child"]
         self._attempt: int = plan["attempt"]
         self._memory_kills = out_of_memory_kills()
-        self._folder: str | None = os.environ.pop(RUN_DIR, None)
+        self._folder: str | None = os.environ.pop(RUN_DIR_VARIABLE, None)
         """The run's directory. Without its variable, functions that modules have registered to be called in a forked
         process do not take a rank for a worker of one: hpcaccel's would unblock signals."""
         self._preload: Preload | None = None
@@ -177,7 +177,7 @@ class WarmParent:
         """Start the rank of the next attempt. Returns True in a forked rank, which must become the program."""
         self._kill()
         self._attempt, self._memory_kills = order["attempt"], out_of_memory_kills()
-        self._folder = order["environment"].get(RUN_DIR, self._folder)
+        self._folder = order["environment"].get(RUN_DIR_VARIABLE, self._folder)
         if order["forget"]:
             self._missed.clear()
         fork = self._may_fork(order)
@@ -218,7 +218,7 @@ class WarmParent:
         for name in order["unset"]:
             os.environ.pop(name, None)
         if self._folder is not None:
-            os.environ[RUN_DIR] = self._folder
+            os.environ[RUN_DIR_VARIABLE] = self._folder
         os.environ.update(order["environment"])
         for missed in self._missed:
             os.kill(os.getpid(), missed)
