@@ -69,6 +69,8 @@ class StopSequence:
         """If the scheduler terminates the job: when the ranks must have exited (seconds since the epoch); else None."""
         self._pace: Pace | None = None
         self._pace_read_at = 0.0
+        self._was_warned = False
+        """Whether Slurm's time limit warning came early, so that ``check_time`` must stop the ranks."""
 
     @property
     def unlimited(self) -> bool:
@@ -98,6 +100,10 @@ class StopSequence:
         )
         if meaning is None:
             log.info("received the time limit warning, but the limit has been extended: continuing")
+            return
+        if meaning.reason == "time_limit" and status.running and (early := self._seconds_until_warning()) > 0:
+            log.info(f"received the time limit warning early: stopping the ranks in at most {early:.0f} s")
+            self._was_warned = True
             return
         if status.known and not status.running and allocation.kill_wait_seconds is not None:
             self._killed_at = received + _seconds_left(status, allocation.kill_wait_seconds)
@@ -188,14 +194,20 @@ class StopSequence:
             if before is None and self._pace is not None:
                 for line in warnings(self._pace, resilience, self._scheduler.allocation.kill_wait_seconds):
                     log.warning(line)
-        # Slurm's own warning comes earlier. This check is for a lost warning and for the local backend.
-        warning = resilience.warning_seconds * (1.0 if self._launch.local else 0.5)
+        # Slurm's own warning comes earlier. This check is for a lost or early warning and for the local backend.
+        warning = resilience.warning_seconds * (1.0 if self._launch.local or self._was_warned else 0.5)
         limit = (end_time or now) - self._scheduler.began
         return lead_seconds(self._pace, warning_seconds=warning, limit_seconds=limit)
 
     def _read_pace(self) -> None:
         self._pace_read_at = time.time()
         self._pace = read_pace(self._run, self._attempt) or self._pace
+
+    def _seconds_until_warning(self) -> float:
+        """Seconds until the warning is due. Slurm may send it up to a minute earlier than asked for (sbatch,
+        ``--signal``), which can be most of a short job's time. 0 if the end time is unknown."""
+        end_time = self._scheduler.end_time
+        return 0.0 if end_time is None else end_time - self._launch.resilience.warning_seconds - time.time()
 
     def _left(self, reason: Reason) -> float | None:
         """Seconds until the scheduler kills the processes; None if it will not kill them, or if the time is unknown."""

@@ -118,6 +118,20 @@ def test_sigusr2_stops_the_ranks_unless_the_limit_was_extended(
     assert (one.stopping.request.reason if one.stopping.request else None) == reason
 
 
+def test_warning_that_comes_early_is_held_back_until_it_is_due(attempt: Callable[[Queue], One]) -> None:
+    queue, ranks = Queue(170), Asked()
+    one = attempt(queue)
+    one.stopping.handle_signal(ranks, signal.SIGUSR2)
+    one.stopping.check_time(ranks)
+    assert not ranks.asked
+    assert "received the time limit warning early: stopping the ranks in at most 50 s" in one.caplog.messages
+    queue.seconds_left(119)
+    one.scheduler.query()
+    one.stopping.check_time(ranks)
+    assert ranks.asked
+    assert one.stopping.request.reason == "time_limit"
+
+
 def measured(one: One, **seconds: float) -> None:
     """Write the timing of the ranks."""
     write_json(one.run.timing(1), to_dict(Timing(**seconds)))  # type: ignore[arg-type]

@@ -82,10 +82,10 @@ while True:
 """
 
 
-def test_a_stop_requested_before_srun_knows_its_tasks_is_requested_again(
+def test_a_stop_requested_before_the_tasks_have_started_is_sent_after_their_start(
     local_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(srun_ranks, "AGAIN_SECONDS", (0.2, 0.5))
+    monkeypatch.setattr(srun_ranks, "EARLIEST_STOP_SECONDS", (0.2, 0.5))
     program = tmp_path / "srun"
     program.write_text(SRUN)
     program.chmod(0o755)
@@ -108,10 +108,16 @@ def test_a_stop_requested_before_srun_knows_its_tasks_is_requested_again(
     try:
         poll_until(1)
         ranks.request_stop()
-        poll_until(2)
+        for _ in range(50):
+            assert ranks.poll() is None
+            time.sleep(0.01)
+        assert capfd.readouterr().out == ""
         write_json(run.dir.attempt(1) / srun_ranks.STEP_FILE, {"job_id": "1", "step_id": "0"})
+        poll_until(3)
+        assert ranks._stop_at == []
+        ranks.request_stop()
         poll_until(4)
-        assert ranks._again == []
+        assert ranks._stop_at == []
     finally:
         ranks._srun.kill()
         ranks._srun.wait()

@@ -260,8 +260,8 @@ def test_signals_reach_the_rank_and_what_it_leaves_ends_before_the_next_attempt(
     assert process_start(child) is None
     one.connection.send({"do": "kill"})
     assert one.ended() == -signal.SIGKILL
-    assert [process_start(pid) for pid in second] == [None, None]
     assert one.end() == -signal.SIGKILL
+    wait_for(lambda: [process_start(pid) for pid in second] == [None, None])
 
 
 @pytest.mark.parametrize("how", ["killed", "no supervisor"])

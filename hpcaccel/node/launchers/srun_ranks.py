@@ -27,9 +27,10 @@ log = logging.getLogger(__name__)
 STEP_WAIT_SECONDS = 300
 """How long srun tries to start a step: long enough for a restart of the controller, but limited if nodes stay busy."""
 STEP_FILE = "step.json"
-AGAIN_SECONDS = (2.0, 10.0)
-"""srun forwards a signal only to tasks whose start it has noticed (22.05). A stop that is requested earlier is repeated
-this long after the first task has written the step file."""
+EARLIEST_STOP_SECONDS = (2.0, 10.0)
+"""When a stop that is requested during the start is sent, in seconds after the first task has written the step file.
+srun drops a signal to a task whose start it has not noticed (22.05), and SIGUSR2 kills a task that has not blocked it
+yet. It is sent twice, because the tasks of a large step do not start at the same time."""
 STEP_END_SECONDS = 60
 """How long a step may take to end after SIGKILL."""
 
@@ -84,27 +85,28 @@ class SrunRanks:
         self._kills = 0
         self._started: float | None = None
         """When the step file was first seen (monotonic clock)."""
-        self._again: list[float] = []
-        """Those of ``AGAIN_SECONDS`` that are left."""
+        self._stop_at: list[float] = []
+        """Those of ``EARLIEST_STOP_SECONDS`` at which a requested stop is still to be sent."""
 
     def poll(self) -> int | None:
         seconds = self._seconds_since_start()
-        if self._again and seconds > self._again[0]:
-            self._again = [later for later in self._again if later > seconds]
-            self._srun.send_signal(signal.SIGUSR2)
+        if self._stop_at and seconds > self._stop_at[0]:
+            self._send_stop(seconds)
         code = self._srun.poll()
         return None if code is None else shell_code(code)
 
     def request_stop(self) -> None:
         if self._cooperative:
-            # srun itself forwards this signal to its tasks, without a request to the controller
-            self._srun.send_signal(signal.SIGUSR2)
-            self._again = [seconds for seconds in AGAIN_SECONDS if seconds > self._seconds_since_start()]
+            seconds = self._seconds_since_start()
+            if seconds > EARLIEST_STOP_SECONDS[0]:
+                self._send_stop(seconds)
+            else:
+                self._stop_at = list(EARLIEST_STOP_SECONDS)
         else:
             self._signal_step("TERM")
 
     def forget_stop(self) -> None:
-        self._again = []
+        self._stop_at = []
 
     def kill(self) -> None:
         self._kills += 1
@@ -117,6 +119,12 @@ class SrunRanks:
 
     def wake(self) -> None:
         signal_step(self._step_file, "CONT", without="some stacks will be missing")
+
+    def _send_stop(self, seconds: float) -> None:
+        """Send the stop now, ``seconds`` after the first task's start, and later if some tasks may still be starting."""
+        # srun itself forwards this signal to its tasks, without a request to the controller
+        self._srun.send_signal(signal.SIGUSR2)
+        self._stop_at = [later for later in EARLIEST_STOP_SECONDS if later > seconds]
 
     def _seconds_since_start(self) -> float:
         """Seconds since the first task wrote the step file; 0 if it has not."""
