@@ -121,7 +121,7 @@ class SrunRanks:
         signal_step(self._step_file, "CONT", without="some stacks will be missing")
 
     def _send_stop(self, seconds: float) -> None:
-        """Send the stop now, ``seconds`` after the first task's start, and later if some tasks may still be starting."""
+        """Send the stop now, ``seconds`` after the first task's start, and later if tasks may still be starting."""
         # srun itself forwards this signal to its tasks, without a request to the controller
         self._srun.send_signal(signal.SIGUSR2)
         self._stop_at = [later for later in EARLIEST_STOP_SECONDS if later > seconds]
