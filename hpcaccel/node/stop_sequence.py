@@ -144,9 +144,10 @@ class StopSequence:
         late = self._lead()
         if self.request is None and scheduler.end_time is not None and now > scheduler.end_time - late:
             # Query first: Slurm does not notify a job whose limit was extended.
-            scheduler.query(patient=False)
+            status = scheduler.query(patient=False)
             if now > scheduler.end_time - late:
-                self._stop(ranks, "time_limit")
+                # The end time of a job that is being preempted is the end of its grace time.
+                self._stop(ranks, "preempted" if status.preempted else "time_limit")
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             log.warning("the ranks did not exit in time: killing them")
             self.kill(ranks)

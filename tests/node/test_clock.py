@@ -94,6 +94,14 @@ def test_ranks_are_stopped_before_the_time_limit(attempt: Callable[[Queue], One]
     assert one.stopping.request.reason == "time_limit"
 
 
+def test_end_of_a_grace_time_is_a_preemption(attempt: Callable[[Queue], One]) -> None:
+    queue, ranks = Queue(20), Asked()
+    one = attempt(queue)
+    queue.preempted = True
+    one.stopping.check_time(ranks)
+    assert one.stopping.request.reason == "preempted"
+
+
 def test_ranks_are_not_stopped_if_the_limit_was_extended(attempt: Callable[[Queue], One]) -> None:
     queue, ranks = Queue(20), Asked()
     one = attempt(queue)
