@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.shard_files import crc32
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.errors import CheckpointError, Damaged
 
 __all__ = ["AttachedFiles", "check_attached", "write_attached"]

@@ -42,6 +42,8 @@ Progress = Literal["done", "busy", "failed"]
 EXIT_WAIT_SECONDS = (10.0, 2.0)
 """Timeouts of the two waits at exit if a save is in flight. First every rank waits for its own file, which may hold the
 newest state. Then rank 0 waits for the commit, which needs the files of all ranks."""
+SLACK_BYTES = 64 << 10
+"""The memory is larger than the snapshot by this: the text of values may be longer in the next one."""
 LONE_WAIT_SECONDS = 120.0
 """Timeout of ``wait_alone``."""
 
@@ -56,6 +58,8 @@ class PendingSave:
         begun: when the save began, by ``time.monotonic``.
         stall: seconds for which the save blocked training.
         from_memory: whether the checkpoint is a snapshot that was taken before.
+        is_hurried: whether the writer was told to write at full speed.
+        linked_bytes, waited: what the writer reported: bytes in files of earlier checkpoints, seconds of waiting.
     """
 
     what: str
@@ -64,6 +68,9 @@ class PendingSave:
     begun: float
     stall: float = 0.0
     from_memory: bool = False
+    is_hurried: bool = False
+    linked_bytes: int = 0
+    waited: float = 0.0
 
     def record(self, *, ended: float, size: int, background: bool) -> Save:
         """The record of this save after its commit.
@@ -78,6 +85,8 @@ class PendingSave:
             stall_seconds=self.stall,
             seconds=ended - self.begun,
             bytes=size,
+            written_bytes=size - self.linked_bytes,
+            waited_seconds=self.waited,
             background=background,
             time=time.time(),
             from_memory=self.from_memory,
@@ -96,6 +105,10 @@ class BackgroundWriter:
         self.memory: SnapshotMemory | None = None
         self.pending: PendingSave | None = None
         """The save in flight. It stays here until all ranks have detected its end. None if there is none."""
+        self.spread_seconds = 0.0
+        """Time over which the writes of the next save are spread at most, unless somebody waits for it."""
+        self._held_step: int | None = None
+        """Step of the committed checkpoint whose bytes are in ``memory``, if any."""
         self._writer: WriterProcess | None = None
         self._problem: str | None = None
         self._room_for: AgreedPlan | None = None
@@ -131,7 +144,7 @@ class BackgroundWriter:
                 if self.memory is None or self.memory.size < size or self.memory.descriptor < 0:
                     self._stop_writer()
                     self.memory = None  # free the old memory before allocating the new memory
-                    self.memory = SnapshotMemory(size)
+                    self.memory = SnapshotMemory(size + SLACK_BYTES)
                 self._running_writer()
             except OSError as error:
                 return (
@@ -165,6 +178,8 @@ class BackgroundWriter:
         assert self.pending is None
         self.pending = pending
         self._problem = problem
+        order |= {"base": self._held_step, "seconds": self.spread_seconds}
+        self._held_step = None
         if problem is None:
             try:
                 self._running_writer().send(order, index)
@@ -188,6 +203,7 @@ class BackgroundWriter:
 
     def _wait(self, report: str, *, seconds: float | None = None) -> bool:
         """Wait until this rank's writer has sent ``report`` or has failed. Returns False on a timeout."""
+        self.hurry()
         deadline = None if seconds is None else time.monotonic() + seconds
         while self.progress() != "failed":
             assert self._writer is not None
@@ -198,6 +214,12 @@ class BackgroundWriter:
                 return False
             self._writer.wait(min(left, 1.0))
         return True
+
+    def hurry(self) -> None:
+        """Let the save in flight continue at full speed. Not collective."""
+        if self.pending is not None and self._writer is not None and not self.pending.is_hurried:
+            self.pending.is_hurried = True
+            self._writer.hurry()
 
     def conclude(self, *, wait: bool) -> dict[str, Any]:
         """End the save in flight.
@@ -235,13 +257,13 @@ class BackgroundWriter:
             self._problem = f"it was not committed within {LONE_WAIT_SECONDS:g} s"
 
     def forget(self) -> dict[str, Any]:
-        """Clear the save in flight.
-
-        Returns:
-            The writer's reports on the last save.
-        """
-        self.pending = None
-        return {} if self._writer is None else self._writer.take_reports()
+        """Clear the save in flight, which is committed. Returns the writer's reports on it."""
+        pending, self.pending = self.pending, None
+        reports = {} if self._writer is None else self._writer.take_reports()
+        if pending is not None:
+            self._held_step = pending.paths.step
+            pending.linked_bytes, pending.waited = reports.get("linked_bytes", 0), reports.get("waited", 0.0)
+        return reports
 
     def _abandon(self, pending: PendingSave) -> None:
         """Stop the writers of all ranks, then remove the files of the unfinished save."""

@@ -5,6 +5,7 @@ Every save has five phases, whether training waits for it or a process writes it
 1. **begin** Rank 0 creates the temporary directory ``.step_00001200.<attempt>.tmp``. A background save also gets a
    results folder, ``.step_00001200.<attempt>.results.tmp``.
 2. **write** Each rank writes its tensors to one file in the temporary directory (``rank_00003.bin``) and fsyncs it.
+   A background save may link a file of the checkpoint before and write only what has changed (``unchanged_bytes``).
 3. **gather** Rank 0 collects the size and CRCs of each file: over the process group, or from the results folder, to
    which each writer process writes a JSON file (``save_reports``).
 4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file),
@@ -37,29 +38,26 @@ later. Ranks of an earlier attempt that are still running (on a node that the sc
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint.shard_files import crc32
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files import is_pinned, manifest
 from hpcaccel.core.durable_files import DIRECTORY_MODE, atomic_write, fsync_directory, make_folder
 from hpcaccel.errors import CheckpointError
 
 __all__ = [
-    "WrittenFile",
     "adopt",
     "begin",
     "clean",
-    "complete_index",
     "delete",
     "has_adopted",
     "publish",
@@ -70,21 +68,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _TEMPORARY = re.compile(r"\.step_\d{8,}\..+\.tmp")
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """A written file: its name, size in bytes and CRC32, and CRC32 and length in bytes of each piece, front to back."""
-
-    file: str
-    bytes: int
-    crc32: int
-    pieces: list[int]
-    lengths: list[int]
-
-    @classmethod
-    def of(cls, file: str, pieces: list[int], lengths: list[int]) -> WrittenFile:
-        return cls(file, sum(lengths), manifest.combined_crc(zip(pieces, lengths, strict=True)), pieces, lengths)
 
 
 # -- begin
@@ -111,23 +94,6 @@ def begin(temporary: Path) -> None:
 # -- publish
 
 
-def complete_index(index: bytes, files: Iterable[WrittenFile]) -> bytes:
-    """Set the CRC of every chunk in an index that was created, with zeros as CRCs, before the files were written."""
-    crcs: dict[tuple[str, int], int] = {}
-    for written in files:
-        offset = 0
-        for crc, length in zip(written.pieces, written.lengths, strict=True):
-            if length:  # an empty chunk has the same offset as the next one, and no bytes to check
-                crcs[written.file, offset] = crc
-            offset += length
-    content = json.loads(index)
-    for tensor in content["tensors"].values():
-        for chunk in tensor["chunks"]:
-            crc = crcs[chunk["file"], chunk["offset"]] if chunk["stored"] else 0
-            chunk["crc32"] = f"{crc:08x}"
-    return json.dumps(content, separators=(",", ":")).encode()
-
-
 def write_manifest(temporary: Path, *, index: bytes, files: Iterable[WrittenFile], facts: dict[str, Any]) -> int:
     """Write the index and, as the last file, the manifest.
 
@@ -139,9 +105,10 @@ def write_manifest(temporary: Path, *, index: bytes, files: Iterable[WrittenFile
         Total size of ``files`` and the index in bytes.
     """
     atomic_write(temporary / manifest.INDEX, index)
-    every = [*files, WrittenFile.of(manifest.INDEX, [crc32(index)], [len(index)])]
-    size = sum(file.bytes for file in every)
-    table = {file.file: {"bytes": file.bytes, "crc32": f"{file.crc32:08x}"} for file in every}
+    table: dict[str, dict[str, Any]] = {}
+    for file in [*files, WrittenFile.of(manifest.INDEX, [crc32(index)], [len(index)])]:
+        table |= file.table()
+    size = sum(int(entry["bytes"]) for entry in table.values())
     content = {**facts, "time": time.time(), "bytes": size, "files": table}
     atomic_write(temporary / checkpoint_files.MANIFEST, manifest.seal(content))
     return size

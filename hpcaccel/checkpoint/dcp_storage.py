@@ -31,12 +31,12 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
 from hpcaccel.checkpoint.chunk_reading import read_chunks
 from hpcaccel.checkpoint.chunk_targets import chunk_targets, wrong_crc
-from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.node_sharing import Offer, Share, offer, open_ring
 from hpcaccel.checkpoint.shard_files import crc32, rank_file, why_not_written
 from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, SnapshotMemory, raw_bytes, stream
 from hpcaccel.checkpoint.stored_file import StoredFile
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths", "tensor_of"]

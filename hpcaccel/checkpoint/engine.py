@@ -169,7 +169,7 @@ class CheckpointEngine:
         index, problem = b"", None
         try:
             assert self.background.memory is not None
-            save.snapshot(plan, planner, self.background.memory)
+            order["unchanged"] = save.snapshot(plan, planner, self.background.memory)
             if self._ranks.is_first:
                 index = plan.index
         except Exception as error:  # the other ranks continue, and see the error when the save is settled

@@ -25,7 +25,6 @@ from typing import Any
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from hpcaccel.checkpoint import manifest_writer, snapshot_parts
-from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.dcp_storage import stored_lengths, tensor_of
 from hpcaccel.checkpoint.part_files import COPIES, PartFile, PartFiles
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
@@ -35,6 +34,7 @@ from hpcaccel.checkpoint.snapshot_memory import LARGEST_PART, SnapshotMemory
 from hpcaccel.checkpoint.snapshot_parts import SnapshotKey, SnapshotRecord
 from hpcaccel.checkpoint.snapshot_replicas import SnapshotReplicas
 from hpcaccel.checkpoint.training_state import TrainingState
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.core.free_memory import available_bytes
 from hpcaccel.errors import CheckpointError

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from hpcaccel.checkpoint.commit import WrittenFile
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.core.durable_files import DIRECTORY_MODE, atomic_write
 
 __all__ = ["BLOCK", "deliver", "gather"]

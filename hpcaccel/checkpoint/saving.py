@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.storage import WriteResult
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
 from hpcaccel.checkpoint.attached_files import write_attached
-from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.dcp_storage import ShardWriter, stored_lengths, tensor_of
 from hpcaccel.checkpoint.loading import quarantine, set_aside
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
@@ -25,6 +24,7 @@ from hpcaccel.checkpoint.save_plan import AgreedPlan, FirstRank, PlanCache, coll
 from hpcaccel.checkpoint.shard_files import rank_file
 from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
 from hpcaccel.checkpoint.training_state import TrainingState
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files import SavePaths, manifest
 from hpcaccel.errors import CheckpointError, Damaged
 
@@ -212,9 +212,11 @@ class SaveOperation:
         self._ranks.reduce(self.what, lambda: writer.write_data(plan.own, planner).wait(), gathered)
         return writer.bytes
 
-    def snapshot(self, plan: AgreedPlan, planner: DefaultSavePlanner, memory: SnapshotMemory) -> None:
-        """Copy the contents of this rank's file into ``memory``, from which the writer process writes it."""
-        memory.snapshot((tensor_of(item, planner) for item in plan.own.items), stored_lengths(plan.own))
+    def snapshot(self, plan: AgreedPlan, planner: DefaultSavePlanner, memory: SnapshotMemory) -> list[int]:
+        """Copy the contents of this rank's file into ``memory``, from which the writer process writes it. Returns the
+        numbers of the chunks that ``memory`` held already."""
+        tensors = (tensor_of(item, planner) for item in plan.own.items)
+        return memory.snapshot(tensors, stored_lengths(plan.own), compare=True)
 
     def order(self, plan: AgreedPlan, retention: dict[str, Any] | None) -> dict[str, Any]:
         """The order for this rank's writer process, as JSON values; see ``writer``."""

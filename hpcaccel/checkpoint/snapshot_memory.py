@@ -1,8 +1,8 @@
 """Host memory through which tensors are written to the disk.
 
 A background save copies all tensors into memory that is shared with the writer process (``snapshot``), after which
-training continues; the memory is kept for later saves. A save that blocks training uses the memory as a ring buffer
-(``stream``): a thread writes to the disk while more data is copied into the buffer.
+training continues. The memory is kept: the next snapshot compares each tensor with the bytes that it still holds. A
+save that blocks training uses the memory as a ring buffer (``stream``): a thread writes while more data is copied.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ RING_BYTES = 32 << 20
 but allocating it takes more time than longer writes save."""
 LARGEST_PART = 0.9
 """Fraction of the free memory that snapshots may use."""
+GPU_PROBE_BYTES, GPU_STEP_BYTES = 4096, 32 << 20
+"""Bytes of a GPU tensor that are compared first, and at a time after that."""
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class SnapshotMemory:
@@ -60,6 +64,10 @@ class SnapshotMemory:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
         self._pinned = False
+        self._held: set[tuple[int, int]] = set()
+        """Offset and length of each tensor of the last snapshot that the memory holds."""
+        self._changing: set[tuple[int, int]] = set()
+        """Those of GPU tensors that have changed between two snapshots. They are not compared again."""
 
     def __del__(self) -> None:
         if getattr(self, "_pinned", False):
@@ -77,22 +85,69 @@ class SnapshotMemory:
         if stop > start:
             ctypes.memset(self._address + start, 0, stop - start)
 
-    def snapshot(self, tensors: Iterable[torch.Tensor], lengths: Iterable[int]) -> None:
+    def snapshot(self, tensors: Iterable[torch.Tensor], lengths: Iterable[int], *, compare: bool = False) -> list[int]:
         """Copy tensors one after the other, each padded with zeros to its length in bytes. Once this returns, the
-        caller may change the tensors."""
-        at = 0
-        on_gpu = False
-        for tensor, length in zip(tensors, lengths, strict=True):
+        caller may change the tensors.
+
+        Args:
+            compare: whether to compare them with the last snapshot. A comparison ends at the first difference.
+
+        Returns:
+            The numbers of the tensors whose bytes the last snapshot held at the same place; empty without ``compare``.
+        """
+        last, self._held = self._held if compare else set(), set()
+        unchanged: list[int] = []
+        at, on_gpu = 0, False
+        for number, (tensor, length) in enumerate(zip(tensors, lengths, strict=True)):
             size = tensor.numel() * tensor.element_size()
+            is_same = (at, length) in last and self.view[at + size : at + length] == bytes(length - size)
             if tensor.is_cuda:
                 on_gpu = True
-                self._from_gpu(tensor, at, size)
+                if not (is_same := is_same and self._equals_gpu(tensor, at, length)):
+                    self._from_gpu(tensor, at, size)
+            elif is_same:
+                is_same = self._update(raw_bytes(tensor), at)
             else:
                 self.copy(raw_bytes(tensor), at)
             self.clear(at + size, at + length)
+            if is_same:
+                unchanged.append(number)
+            self._held.add((at, length))
             at += length
         if on_gpu:
             torch.cuda.current_stream().synchronize()
+        return unchanged
+
+    def forget(self) -> None:
+        """Record that the memory no longer holds the last snapshot."""
+        self._held = set()
+
+    def _update(self, data: memoryview, at: int) -> bool:
+        """Copy the part of ``data`` that begins with the first difference. Returns whether there is no difference."""
+        source = ctypes.addressof(ctypes.c_char.from_buffer(data)) if len(data) else 0
+        for start in range(0, len(data), STEP_BYTES):
+            if _memcmp(self._address + at + start, source + start, min(STEP_BYTES, len(data) - start)):
+                self.copy(data[start:], at + start)
+                return False
+        return True
+
+    def _equals_gpu(self, tensor: torch.Tensor, at: int, length: int) -> bool:
+        """Whether the memory at ``at`` holds the bytes of a GPU tensor. They are compared on the GPU. A tensor that has
+        changed once counts as changed from then on: each comparison waits for the GPU."""
+        if (at, length) in self._changing:
+            return False
+        new, old = _flat_bytes(tensor), self._bytes[at:]
+        start, step = 0, GPU_PROBE_BYTES
+        try:
+            while start < new.numel():
+                part = new[start : start + step]
+                if not torch.equal(part, old[start : start + len(part)].to(new.device)):
+                    self._changing.add((at, length))
+                    return False
+                start, step = start + step, GPU_STEP_BYTES
+        except torch.OutOfMemoryError:  # no memory for the copy of one step
+            return False
+        return True
 
     def _from_gpu(self, tensor: torch.Tensor, at: int, size: int) -> None:
         """Copy a GPU tensor to offset ``at``. The copy is queued on the current CUDA stream, and may still be running
@@ -100,8 +155,7 @@ class SnapshotMemory:
         if not self._pinned:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             self._pinned = int(runtime.cudaHostRegister(self._address, self.size, 0)) == 0
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        self._bytes[at : at + size].copy_(plain.reshape(-1).view(torch.uint8), non_blocking=True)
+        self._bytes[at : at + size].copy_(_flat_bytes(tensor), non_blocking=True)
 
 
 def stream(memory: SnapshotMemory, path: Path, pieces: Iterable[tuple[memoryview, int]]) -> list[int]:
@@ -130,6 +184,7 @@ class _Ring:
     """A ring buffer: ``put`` fills it, and a thread writes its content to the disk."""
 
     def __init__(self, memory: SnapshotMemory, file: ShardFile) -> None:
+        memory.forget()
         self._memory = memory
         self._file = file
         self._put = self._written = 0
@@ -218,8 +273,12 @@ class _Ring:
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order: its own memory if it is contiguous on the CPU, else a copy."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # a buffer since PEP 688
+    return memoryview(_flat_bytes(tensor.detach().cpu()).numpy())  # type: ignore[arg-type]  # a buffer since PEP 688
+
+
+def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor in row-major order, on its device: its own memory if it is contiguous, else a copy."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def can_share() -> bool:

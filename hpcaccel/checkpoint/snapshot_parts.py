@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint import commit
-from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.shard_files import copy_bytes, rank_file
+from hpcaccel.checkpoint.written_file import WrittenFile, complete_index
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core.durable_files import atomic_write
 from hpcaccel.errors import Damaged
@@ -212,7 +211,7 @@ def manifest_of(records: list[SnapshotRecord]) -> tuple[dict[str, Any], bytes]:
     head = next((record.head for record in records if record.head is not None), None)
     if head is None:
         raise Damaged("rank 0's record has no index")
-    index = commit.complete_index(head["index"].encode(), [record.written for record in records])
+    index = complete_index(head["index"].encode(), [record.written for record in records])
     return dict(head["facts"]), index
 
 

@@ -4,8 +4,9 @@ Each rank starts a writer at its first background save and keeps it for later sa
 rank's snapshots. ``WriterProcess`` is the rank's handle; ``main`` runs in the process. The process does not import
 torch, so it starts fast and uses little memory, and it does not hold the GIL of the training process.
 
-- Orders, on standard input: a line of JSON (see ``SaveOperation.order``) that also contains ``index_bytes``, then
-  ``index_bytes`` bytes of index.
+- Orders, on standard input: a line of JSON (see ``SaveOperation.order`` and ``BackgroundWriter.start``) that also
+  contains ``index_bytes``, then ``index_bytes`` bytes of index. The line ``{"hurry": true}`` ends the slow pace of the
+  save in progress.
 - Reports, on standard output, one line of JSON each: ``written`` when this rank's file is on the disk, ``committed``
   (from rank 0's writer) after the commit and the deletion of old checkpoints, ``failed`` with the reason.
 
@@ -27,14 +28,15 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
 from typing import IO, Any
 
 from hpcaccel.checkpoint import commit, save_reports
-from hpcaccel.checkpoint.commit import WrittenFile
-from hpcaccel.checkpoint.shard_files import ShardFile, crc32, up_to_block, why_not_written
+from hpcaccel.checkpoint.rank_file_writer import RankFileWriter
+from hpcaccel.checkpoint.written_file import complete_index
 from hpcaccel.checkpoint_files import SavePaths
 from hpcaccel.core.durable_files import LineSplitter, json_line, write_all
 
@@ -102,6 +104,11 @@ class WriterProcess:
         self.reports.clear()
         write_all(self._input.fileno(), json_line({**order, "index_bytes": len(index)}) + index)
 
+    def hurry(self) -> None:
+        """Let the save in progress continue at full speed."""
+        with suppress(OSError):  # the process has ended, which ``poll`` reports
+            write_all(self._input.fileno(), json_line({"hurry": True}))
+
     def poll(self) -> str | None:
         """Receive reports, without waiting.
 
@@ -163,14 +170,17 @@ def main(arguments: list[str]) -> None:
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     descriptor, size, parent = map(int, arguments)
-    memory = memoryview(mmap.mmap(descriptor, size))
+    hurry = threading.Event()
+    files = RankFileWriter(memoryview(mmap.mmap(descriptor, size)), hurry)
     orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
-    threading.Thread(target=_execute_orders, args=(orders, memory, parent), daemon=True).start()
-    _receive_orders(orders, parent)
+    threading.Thread(target=_execute_orders, args=(orders, files, parent), daemon=True).start()
+    _receive_orders(orders, hurry, parent)
     os._exit(0)
 
 
-def _receive_orders(orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], parent: int) -> None:
+def _receive_orders(
+    orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], hurry: threading.Event, parent: int
+) -> None:
     """Put orders into the queue. Return when the rank has exited."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -185,7 +195,11 @@ def _receive_orders(orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], par
         received += piece
         while (split := _split_order(received)) is not None:
             order, index, received = split
-            orders.put((order, index))
+            if "hurry" in order:
+                hurry.set()
+            else:
+                hurry.clear()  # it was for the save before
+                orders.put((order, index))
 
 
 def _split_order(received: bytes) -> tuple[dict[str, Any], bytes, bytes] | None:
@@ -194,50 +208,25 @@ def _split_order(received: bytes) -> tuple[dict[str, Any], bytes, bytes] | None:
     if not newline:
         return None
     order: dict[str, Any] = json.loads(line)
-    size = order["index_bytes"]
+    size = order.get("index_bytes", 0)
     return None if len(rest) < size else (order, rest[:size], rest[size:])
 
 
-def _execute_orders(orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], memory: memoryview, parent: int) -> None:
+def _execute_orders(
+    orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], files: RankFileWriter, parent: int
+) -> None:
     while True:
         order, index = orders.get()
         try:
             paths = SavePaths(Path(order["directory"]), order["step"], order["attempt"])
-            _write(order, paths, memory)
-            _report({"written": True})
+            if order["lengths"]:
+                written = files.write(order, paths)
+                save_reports.deliver(paths.results, written, rank=order["rank"], ranks=order["ranks"])
+            _report({"written": True, "waited": files.waited})
             if index:
                 _commit(order, paths, index, parent)
         except BaseException as error:  # report any error to the rank
             _report({"failed": _error_text(error)})
-
-
-def _write(order: dict[str, Any], paths: SavePaths, memory: memoryview) -> None:
-    """Write this rank's file, compute its CRCs at the same time, and deliver the result."""
-    lengths: list[int] = order["lengths"]
-    if not lengths:
-        return
-    crcs: list[int] = []
-    checksums = threading.Thread(target=_compute_crcs, args=(memory, lengths, crcs))
-    checksums.start()
-    path = paths.temporary / order["file"]
-    file = ShardFile(path)
-    try:
-        file.write(memory[: up_to_block(sum(lengths))], 0)
-        file.finish(sum(lengths))
-    except OSError as error:
-        raise OSError(error.errno, why_not_written(error, path.parent, sum(lengths)), str(path)) from None
-    finally:
-        file.close()
-        checksums.join()
-    written = WrittenFile.of(order["file"], crcs, lengths)
-    save_reports.deliver(paths.results, written, rank=order["rank"], ranks=order["ranks"])
-
-
-def _compute_crcs(memory: memoryview, lengths: list[int], crcs: list[int]) -> None:
-    offset = 0
-    for length in lengths:
-        crcs.append(crc32(memory[offset : offset + length]))
-        offset += length
 
 
 def _commit(order: dict[str, Any], paths: SavePaths, index: bytes, parent: int) -> None:
@@ -249,14 +238,14 @@ def _commit(order: dict[str, Any], paths: SavePaths, index: bytes, parent: int) 
 
     files = save_reports.gather(paths.results, order["files"], exit_without_rank)
     exit_without_rank()
-    complete = commit.complete_index(index, files)
+    complete = complete_index(index, files)
     size = commit.write_manifest(paths.temporary, index=complete, files=files, facts=order["facts"])
     commit.publish(paths.temporary, paths.final)
     rmtree(paths.results, ignore_errors=True)  # if this fails, the next save removes the folder
     committed = time.monotonic()
     if order["retention"] is not None:
         commit.delete(commit.retire(paths.directory, newest_step=paths.step, **order["retention"]))
-    _report({"committed": committed, "bytes": size})
+    _report({"committed": committed, "bytes": size, "linked_bytes": sum(file.linked_bytes for file in files)})
 
 
 def _error_text(error: BaseException) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpcaccel.core.records import Reason
 
-__all__ = ["Beat", "Outcome", "Progress", "Save", "Timing"]
+__all__ = ["Beat", "Outcome", "Progress", "Save", "Timing", "busy_seconds"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +47,27 @@ class Save:
     """How long the save blocked training on rank 0: until its commit, unless the save ran in the background."""
     seconds: float
     """From the start of the save to its commit."""
+    waited_seconds: float = 0.0
+    """How long of this time the writer waited, so that its writes disturb the training less."""
     bytes: int
     """Total size of the checkpoint's files."""
+    written_bytes: int | None = None
+    """Bytes that this save wrote: less than ``bytes`` if it linked a file of the checkpoint before, because tensors had
+    not changed. None in records of earlier releases."""
     background: bool = False
     time: float = 0.0
     """When rank 0 detected the commit."""
     from_memory: bool = False
     """Whether a snapshot in memory was written, because a stop left too little time for a save of the last step."""
+
+
+def busy_seconds(save: Mapping[str, Any]) -> float:
+    """How long a save took to its commit, without deliberate waiting.
+
+    Args:
+        save: a ``Save`` as JSON, with ``seconds``.
+    """
+    return float(save["seconds"]) - float(save.get("waited_seconds", 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hpcaccel.core.durable_files import read_json, read_lines
 from hpcaccel.core.launch_spec import RestartPolicy
-from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.rank_records import Timing, busy_seconds
 from hpcaccel.core.records import from_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import StopRequest
@@ -65,7 +65,7 @@ def read_pace(run: RunDir, attempt: int) -> Pace | None:
         return None
     times = from_dict(Timing, value)
     # A background save takes longer until its commit than the time for which it blocks the training.
-    committed = [line["seconds"] for line, _ in read_lines(run.saves(attempt)) if "seconds" in line]
+    committed = [busy_seconds(line) for line, _ in read_lines(run.saves(attempt)) if "seconds" in line]
     slowest = max([*committed, times.slowest_save_seconds or 0.0])
     if not slowest:
         return None

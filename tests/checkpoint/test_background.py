@@ -127,7 +127,7 @@ class Program:
         return self.found
 
 
-def _refuse(*_):
+def _refuse(*_, **__):
     raise RuntimeError("no copy")
 
 

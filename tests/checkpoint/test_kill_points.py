@@ -29,9 +29,11 @@ from hpcaccel.checkpoint import CheckpointEngine, TrainingState
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.world import Killed, run_ranks
 
-CALLS = "mkdir,write,pwrite64,fsync,fdatasync,ftruncate,fallocate,rename,unlink,unlinkat,rmdir"
+CALLS = "mkdir,write,link,linkat,unlink,pwrite64,fsync,fdatasync,ftruncate,fallocate,rename,unlinkat,rmdir"
 POINTS = {"rank 0": 8, "rank 1": 3, "writer 0": 6, "writer 1": 3}
 """Number of kill points in each of the four processes that take part in a save of two ranks."""
+FROZEN = 2
+"""Number of layers that do not change, so that the second save in the background links the first one's files."""
 
 
 def has_strace() -> bool:
@@ -44,16 +46,22 @@ needs_strace = pytest.mark.skipif(not has_strace(), reason="needs strace, and th
 
 
 def state_of(step: int) -> tuple[nn.Module, TrainingState]:
-    """A model whose parameters all equal ``step``, and its state."""
-    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 200), nn.Linear(200, 300))
+    """A model whose parameters all equal ``step``, except that those of the first two layers are 7 in every save, and
+    its state."""
+    layers = [nn.Linear(300, 300), nn.Linear(300, 200), nn.Linear(200, 300)]
+    model = nn.Sequential(nn.Linear(700, 700), nn.Linear(700, 700), *layers)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(step)
+        for number, layer in enumerate(model):
+            for parameter in layer.parameters():
+                parameter.fill_(7 if number < FROZEN and step else step)
     return model, TrainingState([model], per_rank={"step": step})
 
 
 def values(model: nn.Module) -> set[float]:
-    return {float(value) for parameter in model.parameters() for value in parameter.detach().unique()}
+    """The values of the layers that are not frozen."""
+    found = [{float(value) for one in layer.parameters() for value in one.detach().unique()} for layer in model]
+    assert found[:FROZEN] == [{7.0}] * FROZEN
+    return set().union(*found[FROZEN:])
 
 
 @contextmanager
@@ -134,6 +142,7 @@ def points_of(victim: str, folder: Path) -> list[tuple[str, int]]:
             counts[thread, call] += 1
             found[call, counts[thread, call]] = None
     assert len(found) >= 3, log.read_text()
+    assert victim.startswith("rank") or {"link", "linkat"} & {call for call, _ in found}, log.read_text()
     return list(found)
 
 

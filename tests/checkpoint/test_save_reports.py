@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcaccel.checkpoint import save_reports
-from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.shard_files import rank_file
+from hpcaccel.checkpoint.written_file import WrittenFile
 
 
 def written(rank: int) -> WrittenFile:

@@ -15,12 +15,12 @@ import pytest
 import torch.distributed as dist
 
 from hpcaccel.checkpoint import CheckpointEngine, node_snapshots, restore_rng, snapshot_parts
-from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.snapshot_parts import Holding, SnapshotKey
 from hpcaccel.checkpoint.snapshot_replicas import SnapshotReplicas, partners_of
 from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files import snapshot_folder, verify
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.core.durable_files import write_json

@@ -70,6 +70,7 @@ def test_pace_is_read_from_timing_and_saves(tmp_path: Path) -> None:
     assert read_pace(run, 1) == Pace(save_seconds=4.0, step_seconds=0.25, slowest_step_seconds=3.0)
     append_line(run.saves(1), {"step": 5, "stall_seconds": 0.1, "seconds": 9.0})
     append_line(run.saves(1), {"step": 9, "stall_seconds": 0.1, "seconds": 7.0})
+    append_line(run.saves(1), {"step": 13, "stall_seconds": 0.1, "seconds": 60.0, "waited_seconds": 55.0})
     pace = read_pace(run, 1)
     assert pace is not None
     assert pace.save_seconds == 9.0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcaccel.core.attempt_steps import read_steps
-from hpcaccel.core.durable_files import read_json, write_json
+from hpcaccel.core.durable_files import append_line, read_json, write_json
 from hpcaccel.core.process_identity import started_at
 from hpcaccel.core.rank_records import Timing
 from hpcaccel.core.records import from_dict, to_dict
@@ -65,6 +65,12 @@ def test_timing_file_contains_the_measured_times_and_steps(tmp_path: Path) -> No
     assert times.stall_after_last_step == times.stall_seconds
     later = AttemptClock(run, 2, begun=time.time(), formed=time.time())
     assert later.expected_save_seconds == times.slowest_save_seconds, "known from the attempt before"
+    run.saves(2).parent.mkdir(parents=True, exist_ok=True)
+    saves = [(70.0, 61.0, 500), (1.0, 0.0, 20), (1.5, 0.0, 20)]  # the last two linked what had not changed
+    for seconds, waited_seconds, written in saves:
+        line = {"seconds": seconds, "waited_seconds": waited_seconds, "bytes": 500, "written_bytes": written}
+        append_line(run.saves(2), line)
+    assert later.expected_save_seconds == 9.0, "a save at a stop does not wait, and writes everything"
 
 
 def test_step_is_recorded_as_soon_as_it_is_done(tmp_path: Path) -> None:

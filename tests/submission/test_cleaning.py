@@ -259,3 +259,13 @@ def test_size_of_a_folder_skips_unreadable_directories(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "scandir", closed)
     assert clean._size(tmp_path) == 4
+
+
+def test_size_has_a_file_with_several_names_once_and_only_if_all_names_are_deleted(tmp_path: Path) -> None:
+    first, second = tmp_path / "run" / "1", tmp_path / "run" / "2"
+    for folder in (first, second):
+        folder.mkdir(parents=True)
+        (folder / "own").write_bytes(b"1234")
+    (first / "shared").write_bytes(b"123456789")
+    (second / "shared").hardlink_to(first / "shared")
+    assert [clean._size(path) for path in (first, second, tmp_path / "run")] == [4, 4, 17]

@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.metadata import (
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
-from hpcaccel.checkpoint.commit import WrittenFile
 from hpcaccel.checkpoint.dcp_storage import ALIGNMENT_BYTES, rank_file, raw_bytes
 from hpcaccel.checkpoint.formats.weights import Weight, WeightSource
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.shard_files import crc32
 from hpcaccel.checkpoint.tree import dtype_of, unpack
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.checkpoint_files.contents import SHARED_TREE, Contents
 from hpcaccel.core.durable_files import DIRECTORY_MODE, FILE_MODE, fsync_directory

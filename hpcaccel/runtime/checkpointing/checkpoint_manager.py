@@ -68,6 +68,7 @@ class CheckpointManager:
         directory: Path | None = None,
         missing: Sequence[int] = (),
         background: bool = False,
+        spread_seconds: float = 0.0,
     ) -> Path:
         """Save the training state. Before a save into the run's checkpoints, wait for a background save in flight.
 
@@ -79,6 +80,8 @@ class CheckpointManager:
             background: whether to return once a snapshot is taken (see ``in_flight``). If there are save hooks,
                 missing ranks or DeepSpeed's engine, or too little memory for the snapshot, the call returns after the
                 commit anyway.
+            spread_seconds: the time over which a background save spreads its writes, unless somebody waits for it; see
+                ``hpcaccel.checkpoint.write_pace``.
 
         Returns:
             The checkpoint's directory.
@@ -98,7 +101,9 @@ class CheckpointManager:
             make_folder(target)
             state.without = self._prepared.run_save_hooks(str(target))
 
-        return self._engine_of(directory).save(
+        engine = self._engine_of(directory)
+        engine.background.spread_seconds = spread_seconds
+        return engine.save(
             state,
             step=step,
             epoch=epoch,
@@ -119,6 +124,11 @@ class CheckpointManager:
         """Progress of the background save on this rank."""
         assert self._run_engine is not None
         return self._run_engine.progress()
+
+    def hurry(self) -> None:
+        """Let a background save in flight continue at full speed. Not collective."""
+        if self._run_engine is not None:
+            self._run_engine.background.hurry()
 
     def settle(self, *, failed: bool) -> None:
         """Finish the background save, after all ranks have seen that it has ended; see ``CheckpointEngine.settle``."""

@@ -250,11 +250,16 @@ class AttemptClock:
         """Expected seconds from the start of a save to its commit, on rank 0; None if unknown.
 
         The larger of two medians over this attempt's saves: of the times for which they blocked training, and of the
-        times recorded in ``saves.jsonl``. Before this attempt's first save, the slowest save of earlier attempts.
+        times recorded in ``saves.jsonl`` for saves that wrote everything, without deliberate waiting. Before this
+        attempt's first save, the slowest save of earlier attempts.
         """
         if self._run is None:
             return None
-        written = [line["seconds"] for line, _ in read_lines(self._run.saves(self._attempt)) if "seconds" in line]
+        from hpcaccel.core.rank_records import busy_seconds
+
+        lines = [line for line, _ in read_lines(self._run.saves(self._attempt)) if "seconds" in line]
+        whole = [line for line in lines if line.get("written_bytes") in (None, line.get("bytes"))]
+        written = [busy_seconds(line) for line in whole]
         known = [_median(times) for times in (self._saves, written) if times]
         return max(known, default=self._times.slowest_save_seconds)
 

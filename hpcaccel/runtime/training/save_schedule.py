@@ -23,6 +23,9 @@ __all__ = ["SaveSchedule"]
 
 logger = logging.getLogger(TRAINING_LOG)
 
+SPREAD_PART = 0.25
+"""Part of the time until the next save over which a background save may spread its writes. A late commit increases what
+a crash loses, so this is not all of it."""
 _PROGRESS = {"done": DONE, "busy": BUSY, "failed": FAILED}
 
 
@@ -123,7 +126,13 @@ class SaveSchedule:
             self.due_time = self._saved_at + 60 * minutes
 
     def now(
-        self, reason: str, directory: Path | None = None, *, missing: Sequence[int] = (), background: bool = False
+        self,
+        reason: str,
+        directory: Path | None = None,
+        *,
+        missing: Sequence[int] = (),
+        background: bool = False,
+        spread_seconds: float = 0.0,
     ) -> Path:
         """Save on all ranks together. If they have done different numbers of steps, the largest number is used.
 
@@ -131,6 +140,7 @@ class SaveSchedule:
             missing: ranks that do not take part. If there are any, rank 0 saves alone, and the schedule ignores this
                 save, because the other ranks have no record of it.
             background: whether to return once a snapshot is taken, where possible; see ``CheckpointManager.save``.
+            spread_seconds: see ``CheckpointManager.save``.
 
         Returns:
             The checkpoint's directory.
@@ -149,6 +159,7 @@ class SaveSchedule:
                 directory=directory,
                 missing=missing,
                 background=background,
+                spread_seconds=spread_seconds,
             )
         if directory is None and not missing:
             self._stop.saved()
@@ -177,7 +188,19 @@ class SaveSchedule:
                 "(checkpoint.when_busy: skip)"
             )
             return
-        self.now("due", background=self._settings.background)
+        background = self._settings.background
+        self.now("due", background=background, spread_seconds=self._spread_seconds() if background else 0.0)
+
+    def _spread_seconds(self) -> float:
+        """Time over which the writes of a save that begins now may be spread: ``SPREAD_PART`` of the time until the
+        next one, which is expected to be as long as that since the last save, or as so many steps usually take if that
+        is less. 0 if ``hpcaccel save`` waits for this save. Collective."""
+        seconds = 0.0 if self._is_requested else time.monotonic() - self._saved_at
+        every, per_step = self._settings.every_steps, self._clock.median_step_seconds
+        if every is not None and per_step is not None:
+            seconds = min(seconds, every * per_step)
+        milliseconds = int(1000 * SPREAD_PART * seconds)
+        return -self._group.max_of(-milliseconds, "the pace of a save") / 1000
 
     def finish_background(self, *, failed: bool) -> None:
         """Finish the background save, after the ranks have agreed that it has ended.

@@ -275,6 +275,8 @@ class AgreedActions:
             inactive = True
 
     def _issue(self, *, active: bool = True) -> None:
+        if self._checkpoints.in_flight and self._flag.raised:
+            self._checkpoints.hurry()  # the save of the stop will wait for the one in flight
         own_time = self._own_time
         self._agreement.issue(
             stop=self._flag.raised,
@@ -292,6 +294,7 @@ class AgreedActions:
         if self._checkpoints.in_flight and decision.saving != BUSY:
             self._saves.finish_background(failed=decision.saving == FAILED)
         if decision.stop:
+            self._checkpoints.hurry()
             self._end.stop()
         if decision.snapshot:
             self._snapshots.take()

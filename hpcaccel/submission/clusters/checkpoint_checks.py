@@ -13,7 +13,7 @@ from pathlib import Path
 from hpcaccel import checkpoint_files as layout
 from hpcaccel.core.durable_files import read_json, read_lines
 from hpcaccel.core.formatting import size
-from hpcaccel.core.rank_records import Timing
+from hpcaccel.core.rank_records import Timing, busy_seconds
 from hpcaccel.core.records import from_dict
 from hpcaccel.core.registered_runs import index_lines
 from hpcaccel.core.run_dir import RunDir
@@ -104,7 +104,7 @@ def _saves(run: RunDir, attempts: Sequence[int]) -> tuple[int | None, float | No
     for attempt in attempts:
         lines = [line for line, _ in read_lines(run.saves(attempt)) if "bytes" in line and "seconds" in line]
         if lines:
-            return int(lines[-1]["bytes"]), max(float(line["seconds"]) for line in lines)
+            return int(lines[-1]["bytes"]), max(map(busy_seconds, lines))
     return None, None
 
 

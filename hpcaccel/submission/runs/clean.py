@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -192,15 +193,21 @@ def _last_write(run: RunDir) -> float:
 
 
 def _size(path: Path) -> int:
+    """Bytes that the deletion of ``path`` frees: without files that have another name elsewhere, as a file that several
+    checkpoints share may have."""
     found, waiting = 0, [os.fspath(path)]
+    names: Counter[tuple[int, int]] = Counter()
     while waiting:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-                    else:
-                        found += entry.stat(follow_symlinks=False).st_size
+                        continue
+                    facts = entry.stat(follow_symlinks=False)
+                    names[facts.st_dev, facts.st_ino] += 1
+                    if names[facts.st_dev, facts.st_ino] == facts.st_nlink:
+                        found += facts.st_size
         except OSError:
             continue  # another process is deleting it, or it cannot be read
     return found
