@@ -42,8 +42,7 @@ Progress = Literal["done", "busy", "failed"]
 EXIT_WAIT_SECONDS = (10.0, 2.0)
 """Timeouts of the two waits at exit if a save is in flight. First every rank waits for its own file, which may hold the
 newest state. Then rank 0 waits for the commit, which needs the files of all ranks."""
-SLACK_BYTES = 64 << 10
-"""The memory is larger than the snapshot by this: the text of values may be longer in the next one."""
+SLACK_BYTES = 64 << 10  # the text of values may be longer in the next snapshot
 LONE_WAIT_SECONDS = 120.0
 """Timeout of ``wait_alone``."""
 
@@ -106,7 +105,7 @@ class BackgroundWriter:
         self.pending: PendingSave | None = None
         """The save in flight. It stays here until all ranks have detected its end. None if there is none."""
         self.spread_seconds = 0.0
-        """Time over which the writes of the next save are spread at most, unless somebody waits for it."""
+        """Longest time over which the writes of the next save are spread."""
         self._held_step: int | None = None
         """Step of the committed checkpoint whose bytes are in ``memory``, if any."""
         self._writer: WriterProcess | None = None
@@ -257,11 +256,10 @@ class BackgroundWriter:
             self._problem = f"it was not committed within {LONE_WAIT_SECONDS:g} s"
 
     def forget(self) -> dict[str, Any]:
-        """Clear the save in flight, which is committed. Returns the writer's reports on it."""
-        pending, self.pending = self.pending, None
+        """Clear the committed save in flight. Returns the writer's reports on it."""
         reports = {} if self._writer is None else self._writer.take_reports()
-        if pending is not None:
-            self._held_step = pending.paths.step
+        if (pending := self.pending) is not None:
+            self.pending, self._held_step = None, pending.paths.step
             pending.linked_bytes, pending.waited = reports.get("linked_bytes", 0), reports.get("waited", 0.0)
         return reports
 
