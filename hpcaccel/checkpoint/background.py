@@ -58,7 +58,6 @@ class PendingSave:
         stall: seconds for which the save blocked training.
         from_memory: whether the checkpoint is a snapshot that was taken before.
         is_hurried: whether the writer was told to write at full speed.
-        linked_bytes, waited: what the writer reported: bytes in files of earlier checkpoints, seconds of waiting.
     """
 
     what: str
@@ -68,25 +67,25 @@ class PendingSave:
     stall: float = 0.0
     from_memory: bool = False
     is_hurried: bool = False
-    linked_bytes: int = 0
-    waited: float = 0.0
 
-    def record(self, *, ended: float, size: int, background: bool) -> Save:
+    def record(self, *, ended: float, size: int, reports: dict[str, Any] | None = None) -> Save:
         """The record of this save after its commit.
 
         Args:
             ended: time of the commit, by ``time.monotonic``.
             size: size of the checkpoint in bytes.
+            reports: those of the writer; None if the save blocked training until its commit.
         """
+        found = reports or {}
         return Save(
             step=self.paths.step,
             reason=self.reason,
             stall_seconds=self.stall,
             seconds=ended - self.begun,
             bytes=size,
-            written_bytes=size - self.linked_bytes,
-            waited_seconds=self.waited,
-            background=background,
+            written_bytes=size - found.get("linked_bytes", 0),
+            waited_seconds=found.get("waited", 0.0),
+            background=reports is not None,
             time=time.time(),
             from_memory=self.from_memory,
         )
@@ -107,7 +106,7 @@ class BackgroundWriter:
         self.spread_seconds = 0.0
         """Longest time over which the writes of the next save are spread."""
         self._held_step: int | None = None
-        """Step of the committed checkpoint whose bytes are in ``memory``, if any."""
+        """Step of the committed checkpoint whose bytes are in ``memory``."""
         self._writer: WriterProcess | None = None
         self._problem: str | None = None
         self._room_for: AgreedPlan | None = None
@@ -152,11 +151,8 @@ class BackgroundWriter:
                 )
             return None
 
-        def first_of(reasons: list[str | None]) -> str | None:
-            return next((reason for reason in reasons if reason is not None), None)
-
         # All ranks check before any rank allocates: after an allocation, less memory would appear to be free.
-        return self._ranks.reduce(what, check, first_of) or self._ranks.reduce(what, make, first_of)
+        return self._ranks.reduce(what, check, _first_of) or self._ranks.reduce(what, make, _first_of)
 
     def _running_writer(self) -> WriterProcess:
         if self._writer is None or self._writer.is_dead:
@@ -258,9 +254,8 @@ class BackgroundWriter:
     def forget(self) -> dict[str, Any]:
         """Clear the committed save in flight. Returns the writer's reports on it."""
         reports = {} if self._writer is None else self._writer.take_reports()
-        if (pending := self.pending) is not None:
-            self.pending, self._held_step = None, pending.paths.step
-            pending.linked_bytes, pending.waited = reports.get("linked_bytes", 0), reports.get("waited", 0.0)
+        if self.pending is not None:
+            self.pending, self._held_step = None, self.pending.paths.step
         return reports
 
     def _abandon(self, pending: PendingSave) -> None:
@@ -292,6 +287,10 @@ class BackgroundWriter:
         self.pending = None
         self._stop_writer()
         self.memory = None
+
+
+def _first_of(reasons: list[str | None]) -> str | None:
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _wait_at_exit(reference: weakref.ref[BackgroundWriter], owner: int) -> None:

@@ -158,7 +158,7 @@ class CheckpointEngine:
             self._retention.apply(paths.step)
         ended = time.monotonic()
         pending.stall = ended - begun
-        self._notify(pending, ended=ended, size=size, background=False)
+        self._notify(pending, ended=ended, size=size)
         return paths.final
 
     def _start_writing(
@@ -177,9 +177,9 @@ class CheckpointEngine:
         self.background.start(pending, order, index, problem=problem)
         pending.stall = time.monotonic() - pending.begun
 
-    def _notify(self, save: PendingSave, *, ended: float, size: int, background: bool) -> None:
+    def _notify(self, save: PendingSave, *, ended: float, size: int, reports: dict[str, Any] | None = None) -> None:
         if self._ranks.is_first and self._on_saved is not None:
-            self._on_saved(save.record(ended=ended, size=size, background=background))
+            self._on_saved(save.record(ended=ended, size=size, reports=reports))
 
     def commit_snapshot(self, snapshots: NodeSnapshots, reason: str, *, deadline: float | None) -> int | None:
         """Commit the newest snapshot in memory as a checkpoint; see ``write_snapshot``. Returns its step, or None."""
@@ -193,7 +193,7 @@ class CheckpointEngine:
         self._branch.add(paths.step, alone=False)
         ended = time.monotonic()
         pending = PendingSave("", paths, reason, begun, stall=ended - begun, from_memory=True)
-        self._notify(pending, ended=ended, size=size, background=False)
+        self._notify(pending, ended=ended, size=size)
         return paths.step
 
     # -- the save in flight
@@ -240,7 +240,7 @@ class CheckpointEngine:
     def _settled(self, pending: PendingSave, reports: dict[str, Any]) -> None:
         self._branch.add(pending.paths.step, alone=False)
         if self._ranks.is_first:
-            self._notify(pending, ended=reports["committed"], size=reports["bytes"], background=True)
+            self._notify(pending, ended=reports["committed"], size=reports["bytes"], reports=reports)
 
     def close(self) -> None:
         """Stop background work. A save in flight may be lost: call ``drain`` first. Not collective."""

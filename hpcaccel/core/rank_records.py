@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hpcaccel.core.records import Reason
 
-__all__ = ["Beat", "Outcome", "Progress", "Save", "Timing", "busy_seconds"]
+__all__ = ["Beat", "Outcome", "Progress", "Save", "Timing", "busy_seconds", "whole_save_seconds"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,16 @@ def busy_seconds(save: Mapping[str, Any]) -> float:
         save: a ``Save`` as JSON, with ``seconds``.
     """
     return float(save["seconds"]) - float(save.get("waited_seconds", 0.0))
+
+
+def whole_save_seconds(saves: Iterable[Mapping[str, Any]]) -> list[float]:
+    """How long the saves took that wrote everything, without deliberate waiting.
+
+    Args:
+        saves: lines of ``saves.jsonl``.
+    """
+    whole = [save for save in saves if save.get("written_bytes") in (None, save.get("bytes"))]
+    return [busy_seconds(save) for save in whole if "seconds" in save]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
 import signal
-from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit
-from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
-from hpcaccel.checkpoint.unchanged_bytes import LEAST_BYTES, Base, KnownFile, Layout, StoredAt, base_file
-from hpcaccel.checkpoint.written_file import WrittenFile, complete_index
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit, node_sharing
+from hpcaccel.checkpoint.formats import ConvertRequest, convert
+from hpcaccel.checkpoint.node_sharing import SharedRing
+from hpcaccel.checkpoint.stored_file import StoredFile
+from hpcaccel.checkpoint.unchanged_bytes import base_file
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.checkpoint_files.verify import verify
 from tests.checkpoint.test_background import message, settle, writer_of
 from tests.checkpoint.world import run_ranks
 
 BASE = base_file("rank_00000.bin")
-
-
-def test_base_file_has_a_name_of_its_own_beside_the_rank_s_file():
-    assert BASE == "rank_00000.base.bin"
 
 
 class Lora(nn.Module):
@@ -48,11 +45,15 @@ class Lora(nn.Module):
 class Run:
     """A training of ``Lora``, and the engine that saves it."""
 
-    def __init__(self, directory: Path, *, rank: int = 0, world_size: int = 1, seed: int = 0, **options) -> None:
+    def __init__(
+        self, directory: Path, *, rank: int = 0, world_size: int = 1, wrap: str = "fsdp", seed: int = 0, **options
+    ) -> None:
         torch.manual_seed(seed)
-        self.model = Lora()
-        if world_size > 1:
+        self.model: nn.Module = Lora()
+        if world_size > 1 and wrap == "fsdp":
             fully_shard(self.model, mesh=torch.distributed.init_device_mesh("cpu", (world_size,)))
+        elif world_size > 1:
+            self.model = DistributedDataParallel(self.model)
         trained = [one for one in self.model.parameters() if one.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, lr=1e-2)
         self.saved: list = []
@@ -159,6 +160,62 @@ def test_shards_of_two_ranks_are_linked_and_load_on_any_number_of_ranks(tmp_path
     assert verify(path).good
     alone = Run(tmp_path, seed=5)
     assert alone.engine.load(path, alone.state()).step == 3
+
+
+def _ddp_ranks(rank, directory):
+    node_sharing.LEAST_BYTES = 1
+    run = Run(directory, rank=rank, world_size=2, wrap="ddp", keep=1, local_world_size=2)
+    for _ in range(3):
+        run.steps()
+        path = run.save()
+    run.engine.close()
+    read, shared, parts, blocks, find = [0], [0], StoredFile.parts, StoredFile.read_blocks, SharedRing.find
+
+    def note(self, offset, length, key):
+        read[0] += length
+        return parts(self, offset, length, key)
+
+    def note_blocks(self, memory, offset, key):
+        read[0] += len(memory)
+        blocks(self, memory, offset, key)
+
+    def found(self, number):
+        shared[0] += 1
+        return find(self, number)
+
+    StoredFile.parts, StoredFile.read_blocks, SharedRing.find = note, note_blocks, found
+    again = Run(directory, rank=rank, world_size=2, wrap="ddp", seed=9)
+    again.steps()
+    again.engine.load(path, again.state(), fall_back=False)
+    return equal(again.whole(), run.whole()), read[0], shared[0]
+
+
+def test_ranks_of_a_node_read_a_linked_file_once_together(tmp_path):
+    found = run_ranks(_ddp_ranks, tmp_path)
+    assert [rank[0] for rank in found] == [True, True]
+    path = tmp_path / "step_00000003"
+    assert list(path.glob("rank_*.base.bin"))
+    assert sum(rank[2] for rank in found) > 0
+    assert sum(rank[1] for rank in found) < 1.1 * sum(file.stat().st_size for file in path.glob("rank_*.bin"))
+
+
+@pytest.mark.parametrize("to", ["safetensors", "torch", "hpcaccel"])
+def test_checkpoint_with_a_linked_file_is_converted(run, tmp_path, to):
+    run.save()
+    run.steps()
+    path = run.save()
+    assert (path / BASE).exists()
+    target = tmp_path.parent / f"{tmp_path.name}-converted"
+    convert(ConvertRequest(str(path), str(target), to))
+    expected = run.model.state_dict()
+    if to == "hpcaccel":
+        again = Run(tmp_path.parent / "other", seed=9)
+        again.engine.load(target, TrainingState([again.model]), fall_back=False)
+        found = again.model.state_dict()
+    else:
+        found = load_file(target / "model.safetensors") if to == "safetensors" else torch.load(target)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_everything_is_written_once_more_after_a_restart(run, tmp_path):
@@ -294,78 +351,3 @@ def test_every_checkpoint_loads_its_own_values_whatever_changed_in_between(tmp_p
         assert equal(loaded.tensors, tensors)
         assert verify(path).good
     assert linked > 3
-
-
-# -- the parts ---------------------------------------------------------------------------------------------------------
-
-
-def test_snapshot_finds_the_tensors_that_it_holds_already():
-    memory = SnapshotMemory(1 << 22)
-    tensors = [torch.arange(5.0), torch.zeros(0), torch.ones(400_000), torch.ones(3), torch.full((300_000,), 2.0)]
-    lengths = [-(-one.numel() * 4 // 64) * 64 for one in tensors]
-    assert memory.snapshot(tensors, lengths, compare=True) == []
-    assert memory.snapshot(tensors, lengths, compare=True) == [0, 1, 2, 3, 4]
-    tensors[2][-1], tensors[4][0] = 5, float("nan")
-    assert memory.snapshot(tensors, lengths, compare=True) == [0, 1, 3]
-    assert memory.snapshot(tensors, lengths, compare=True) == [0, 1, 2, 3, 4]
-    tensors[0] = torch.arange(4.0)  # as long in the file, with padding where the last element was
-    assert memory.snapshot(tensors, lengths, compare=True) == [1, 2, 3, 4]
-    starts = list(accumulate(lengths, initial=0))
-    for tensor, start, end in zip(tensors, starts, starts[1:], strict=False):
-        raw = tensor.numpy().tobytes()
-        assert bytes(memory.view[start:end]) == raw + bytes(end - start - len(raw))
-    assert memory.snapshot(tensors, lengths) == []
-    memory.forget()
-    assert memory.snapshot(tensors, lengths, compare=True) == []
-
-
-def test_gpu_tensor_that_has_changed_is_not_compared_again():
-    memory = SnapshotMemory(1 << 20)
-    tensor = torch.arange(100_000.0)
-    memory.snapshot([tensor], [400_000])
-    assert memory._equals_gpu(tensor, 0, 400_000)
-    tensor[-1] = 0
-    assert not memory._equals_gpu(tensor, 0, 400_000)
-    tensor[-1] = 99_999
-    assert not memory._equals_gpu(tensor, 0, 400_000)
-    assert memory._equals_gpu(tensor, 0, 400_064)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_file_has_every_chunk_at_its_offset_and_its_parts_are_all_of_it(seed):
-    dice = random.Random(seed)
-    lengths = [64 * dice.choice((0, 1, 3, 63, 64, 65, 1500, 2000)) for _ in range(dice.randrange(1, 30))]
-    memory = dice.randbytes(sum(lengths) + 8192)
-    in_base = [number for number, length in enumerate(lengths) if length >= LEAST_BYTES and dice.random() < 0.7]
-    base = Base(BASE, KnownFile(0, 0, 0, 0), dict.fromkeys(in_base, StoredAt(BASE, 128, 7)))
-    layout = Layout(lengths, base)
-    file = bytearray(sum(lengths) + 8192 * len(lengths))
-    for extent in layout.extents:
-        assert extent.start % 4096 == extent.stop % 4096 == extent.offset % 4096 == 0
-        file[extent.offset : extent.offset + extent.stop - extent.start] = memory[extent.start : extent.stop]
-    del file[layout.size :]
-    for number, (start, length) in enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False)):
-        if number not in in_base and length:
-            offset = layout.offsets[number]
-            assert file[offset : offset + length] == memory[start : start + length]
-    assert b"".join(memory[part.start : part.start + part.length] for part in layout.parts()) == bytes(file)
-    chunks = [part.chunk for part in layout.parts() if part.chunk is not None]
-    assert chunks == [number for number, length in enumerate(lengths) if length and number not in in_base]
-
-
-def test_index_says_where_each_chunk_is():
-    places = ((0, 128), (128, 0), (128, 64))
-    chunks = [{"file": "rank_00000.bin", "offset": offset, "stored": stored, "crc32": ""} for offset, stored in places]
-    index = json.dumps({"tensors": {"a": {"chunks": chunks}}}).encode()
-    base = {"file": BASE, "bytes": 1000, "crc32": 9, "pieces": [0]}
-    written = WrittenFile("rank_00000.bin", 64, 5, [1, 0, 2], [128, 0, 64], [512, 0, 0], base)
-    found = json.loads(complete_index(index, [written]))["tensors"]["a"]["chunks"]
-    assert [(one["file"], one["offset"], one["crc32"]) for one in found] == [
-        (BASE, 512, "00000001"),
-        ("rank_00000.bin", 0, "00000000"),
-        ("rank_00000.bin", 0, "00000002"),
-    ]
-    assert written.table() == {
-        "rank_00000.bin": {"bytes": 64, "crc32": "00000005"},
-        BASE: {"bytes": 1000, "crc32": "00000009"},
-    }

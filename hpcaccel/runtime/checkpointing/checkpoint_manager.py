@@ -126,7 +126,7 @@ class CheckpointManager:
         return self._run_engine.progress()
 
     def hurry(self) -> None:
-        """Let a background save in flight continue at full speed. Not collective."""
+        """Let a background save in flight, if there is one, continue at full speed. Not collective."""
         if self._run_engine is not None:
             self._run_engine.background.hurry()
 

@@ -255,11 +255,9 @@ class AttemptClock:
         """
         if self._run is None:
             return None
-        from hpcaccel.core.rank_records import busy_seconds
+        from hpcaccel.core.rank_records import whole_save_seconds
 
-        lines = [line for line, _ in read_lines(self._run.saves(self._attempt)) if "seconds" in line]
-        whole = [line for line in lines if line.get("written_bytes") in (None, line.get("bytes"))]
-        written = [busy_seconds(line) for line in whole]
+        written = whole_save_seconds(line for line, _ in read_lines(self._run.saves(self._attempt)))
         known = [_median(times) for times in (self._saves, written) if times]
         return max(known, default=self._times.slowest_save_seconds)
 

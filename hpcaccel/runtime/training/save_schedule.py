@@ -195,7 +195,7 @@ class SaveSchedule:
         """Time over which the writes of a save that begins now may be spread: ``SPREAD_PART`` of the time until the
         next one, which is expected to be as long as that since the last save, or as so many steps usually take if that
         is less. 0 if ``hpcaccel save`` waits for this save. Collective."""
-        seconds = 0.0 if self._is_requested else time.monotonic() - self._saved_at
+        seconds = 0.0 if self.is_requested else time.monotonic() - self._saved_at
         every, per_step = self._settings.every_steps, self._clock.median_step_seconds
         if every is not None and per_step is not None:
             seconds = min(seconds, every * per_step)

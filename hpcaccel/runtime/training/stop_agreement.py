@@ -26,14 +26,7 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.training.save_schedule import SaveSchedule
     from hpcaccel.runtime.training.training_end import TrainingEnd
 
-__all__ = [
-    "BUSY",
-    "DONE",
-    "FAILED",
-    "AgreedActions",
-    "StopAgreement",
-    "StopDecision",
-]
+__all__ = ["BUSY", "DONE", "FAILED", "AgreedActions", "StopAgreement", "StopDecision"]
 
 DONE, BUSY, FAILED = range(3)
 """Progress of a rank's background save. The ranks agree on the largest value."""
@@ -275,7 +268,7 @@ class AgreedActions:
             inactive = True
 
     def _issue(self, *, active: bool = True) -> None:
-        if self._checkpoints.in_flight and self._flag.raised:
+        if self._flag.raised:
             self._checkpoints.hurry()  # the save of the stop will wait for the one in flight
         own_time = self._own_time
         self._agreement.issue(
