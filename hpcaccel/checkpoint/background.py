@@ -255,7 +255,7 @@ class BackgroundWriter:
         """Clear the committed save in flight. Returns the writer's reports on it."""
         reports = {} if self._writer is None else self._writer.take_reports()
         if self.pending is not None:
-            self.pending, self._held_step = None, self.pending.paths.step
+            self._held_step, self.pending = self.pending.paths.step, None
         return reports
 
     def _abandon(self, pending: PendingSave) -> None:
@@ -290,7 +290,7 @@ class BackgroundWriter:
 
 
 def _first_of(reasons: list[str | None]) -> str | None:
-    return next((reason for reason in reasons if reason is not None), None)
+    return next(filter(None, reasons), None)
 
 
 def _wait_at_exit(reference: weakref.ref[BackgroundWriter], owner: int) -> None:
