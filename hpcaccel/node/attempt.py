@@ -66,6 +66,7 @@ class Attempt:
         self.stopping = StopSequence(job.run, job.launch, job.scheduler, attempt=self.number)
         self._provision = Provision(job.run, job.launch, watch=self._watch_step)
         self._components: ComponentProcesses | None = None
+        self._samplers: Samplers | None = None
         self._started = time.time()
         self._nodes: list[str] = []
         """The nodes of the ranks."""
@@ -89,6 +90,8 @@ class Attempt:
         code = self._watch(ranks)
         job.warm_step = ranks.step if isinstance(ranks, WarmRanks) and ranks.kept else None
         verdict = self.conclude(code)
+        if self._samplers is not None:
+            self._samplers.end()
         self.write_end(verdict, exit_code=code)
         if self._components is not None and job.scheduler.over_since is None:  # otherwise Slurm ends the components
             self._components.end()
@@ -228,7 +231,7 @@ class Attempt:
         setting = self.job.launch.resilience.hang_timeout_seconds
         hangs = HangWatch(self.job.run, self.number, setting=setting)
         placement = self.job.placement
-        samplers = Samplers(
+        self._samplers = Samplers(
             self.job.run, self.job.launch, attempt=self.number, nodes=placement.nodes, avoid=placement.others
         )
         while (code := ranks.poll()) is None:
@@ -240,9 +243,9 @@ class Attempt:
                 log.info("killing the ranks: %s", failed)
                 self.stopping.kill(ranks)
             if self.stopping.unlimited:
-                samplers.start_when_due()
+                self._samplers.start_when_due()
                 self.job.watch_batch_host()
-        samplers.end()
+        self._samplers.stop()
         return code
 
     def _failed_component(self) -> str | None:

@@ -28,6 +28,7 @@ class Queue:
     restart_count = 0
     nodes = ("n1",)
     kill_wait_seconds = 30.0
+    proctrack = ""
     status_is_free = False
     preempted = False
 

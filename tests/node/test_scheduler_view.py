@@ -12,6 +12,7 @@ import pytest
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import JobStatus
 from hpcaccel.node.allocation.scheduler_view import (
+    FRESH_SECONDS,
     OLDEST_SECONDS,
     SchedulerView,
     read_shared_status,
@@ -45,6 +46,17 @@ def test_refresh_reads_the_shared_status_and_query_calls_slurm(tmp_path: Path) -
     scheduler.refresh()
     assert (slurm.count, scheduler.end_time, scheduler.queried_at) == (1, 77.0, asked)
     scheduler.query()
+    assert slurm.count == 2
+
+
+def test_refresh_uses_a_status_of_the_last_seconds_of_a_running_job() -> None:
+    slurm = Asked()
+    scheduler = SchedulerView(slurm)  # type: ignore[arg-type]
+    scheduler.query()
+    scheduler.refresh()
+    assert slurm.count == 1
+    scheduler.queried_at -= FRESH_SECONDS + 1
+    scheduler.refresh()
     assert slurm.count == 2
 
 

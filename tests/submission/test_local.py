@@ -64,7 +64,7 @@ def test_run_does_not_inherit_variables_of_an_outer_job(project: Project, monkey
 def test_run_started_by_a_trial_does_not_inherit_worker_variables(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ["EXPEDITE", "WORKER_JOB", "KILL_WAIT", "WORKER_END", "NODES_CHECKED", "SLOT", "KILLED"]
+    names = ["EXPEDITE", "WORKER_JOB", "KILL_WAIT", "PROCTRACK", "WORKER_END", "NODES_CHECKED", "SLOT", "KILLED"]
     for name in names:
         monkeypatch.setenv(f"HPCACCEL_{name}", "1")
     project.write("train.py", "import os; print(sorted(n for n in os.environ if n.startswith('HPCACCEL_')))")

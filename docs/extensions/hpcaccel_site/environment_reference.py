@@ -101,6 +101,7 @@ INTERNAL = (
     Variable("HPCACCEL_WORKER_END", "sweep worker", "a trial's supervisor", "",
              "End of a local worker's time limit, in seconds since the epoch."),
     Variable("HPCACCEL_KILL_WAIT", "sweep worker", "a trial's supervisor", "", "The cluster's KillWait in seconds."),
+    Variable("HPCACCEL_PROCTRACK", "sweep worker", "a trial's supervisor", "", "The cluster's ProctrackType."),
     Variable("HPCACCEL_NODES_CHECKED", "sweep worker", "a trial's supervisor", "",
              "Set if a trial has ended well in this allocation: its nodes need no further check."),
     Variable("HPCACCEL_SLOT", "sweep worker", "ranks of a trial", "",

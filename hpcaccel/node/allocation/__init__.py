@@ -109,6 +109,11 @@ class Allocation(Protocol):
         """Seconds between SIGTERM and SIGKILL when the scheduler terminates the job; None if it sends no SIGKILL."""
         ...
 
+    @property
+    def proctrack(self) -> str:
+        """How the scheduler finds the processes of a step: Slurm's ProctrackType; empty if unknown."""
+        ...
+
     def dispensable(self, nodes: Sequence[str], *, needed: int) -> list[str]:
         """The ``nodes`` that can be excluded so that enough are left to start a job on ``needed`` nodes."""
         ...
@@ -140,6 +145,7 @@ class LocalAllocation:
     runs the batch script again."""
 
     kill_wait_seconds = None
+    proctrack = ""
     chained = False
     status_is_free = True
 

@@ -20,6 +20,7 @@ from hpcaccel.node.allocation import Allocation, JobStatus
 
 __all__ = [
     "KILL_WAIT",
+    "PROCTRACK",
     "WORKER_JOB",
     "SchedulerView",
     "SharedJobStatus",
@@ -38,10 +39,15 @@ change, the job may detect the change only through Slurm's own warning."""
 EARLY_SECONDS = 90
 """Slurm may send its warning signal up to 60 seconds early. A warning that arrives more than this number of seconds
 early is for a time limit that has been extended since, or was sent by a user."""
+FRESH_SECONDS = 5.0
+"""A status that was queried this recently need not be queried again before ranks start: their supervisor has just
+queried it to decide on a restart."""
 WORKER_JOB = "HPCACCEL_WORKER_JOB"
 """Environment variable for a trial's supervisor: the path of ``job.json``."""
 KILL_WAIT = "HPCACCEL_KILL_WAIT"
 """Environment variable for a trial's supervisor: the cluster's KillWait in seconds."""
+PROCTRACK = "HPCACCEL_PROCTRACK"
+"""Environment variable for a trial's supervisor: the cluster's ProctrackType."""
 OLDEST_SECONDS = 2 * SELDOM_SECONDS
 """Maximum age of a shared status. A worker queries more often than this unless its queries fail."""
 
@@ -85,10 +91,13 @@ class SchedulerView:
         return status
 
     def refresh(self, *, patient: bool = True) -> None:
-        """Like ``query``, but use a shared status if there is one. That status may be some minutes old: its times are
-        reliable, but it does not show recent events."""
+        """Like ``query``, but use a shared status if there is one, or a status from the last ``FRESH_SECONDS``. A
+        shared status may be some minutes old: its times are reliable, but it does not show recent events."""
+        last = self.last_status
+        is_fresh = last is not None and last.known and last.running and time.time() - self.queried_at < FRESH_SECONDS
         if (shared := self._shared()) is None:
-            self.query(patient=patient)
+            if not is_fresh:
+                self.query(patient=patient)
         elif shared.queried_at > self.queried_at:
             self._update(shared.status, before=shared.queried_at, queried_at=shared.queried_at)
 

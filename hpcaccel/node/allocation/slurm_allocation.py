@@ -146,11 +146,22 @@ class SlurmAllocation:
         return None if entry is None else entry.state
 
     @cached_property
+    def _config(self) -> dict[str, str]:
+        try:
+            return self._slurm.config()
+        except (ClusterError, SlurmCommandError):
+            return {}
+
+    @cached_property
     def kill_wait_seconds(self) -> float | None:
         try:
-            return float(self._slurm.config()["KillWait"].split()[0])
-        except (ClusterError, SlurmCommandError, KeyError, ValueError):
+            return float(self._config["KillWait"].split()[0])
+        except (KeyError, IndexError, ValueError):
             return KILL_WAIT_SECONDS
+
+    @cached_property
+    def proctrack(self) -> str:
+        return self._config.get("ProctrackType", "")
 
     def _failed_nodes(self) -> tuple[str, ...]:
         # The job's own state does not show a node failure: it is the same as after a preemption.

@@ -32,7 +32,7 @@ LOG = "sampler.log"
 """Messages of the samplers. An empty file is removed at the end: a sweep has many trials, and file systems limit their
 files."""
 END_SECONDS = 0.5
-"""How long the end of an attempt waits for its samplers at most."""
+"""How long the samplers may take to end after ``stop`` before the next attempt goes on without waiting for them."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ class Samplers:
         self._run, self._launch, self._attempt = run, launch, attempt
         self._nodes, self._avoid = nodes, avoid
         self._process: subprocess.Popen[bytes] | None = None
+        self._end_at = 0.0
+        """When ``end`` no longer waits (monotonic clock)."""
         interval = interval_seconds()
         self._due: float | None = time.monotonic() + min(START_SECONDS, interval) if interval else None
 
@@ -64,14 +66,19 @@ class Samplers:
         except OSError as error:
             log.warning("no samples of GPUs and CPUs in this attempt: the sampler did not start: %s", error)
 
-    def end(self) -> None:
-        """End the samplers. Slurm ends those that srun cannot reach at the end of the job."""
+    def stop(self) -> None:
+        """Tell the samplers to end. They do so while the attempt's end is recorded."""
         self._due = None
+        if self._process is not None:
+            self._process.terminate()
+            self._end_at = time.monotonic() + END_SECONDS
+
+    def end(self) -> None:
+        """Wait for the samplers after ``stop``. Slurm ends those that srun cannot reach at the end of the job."""
         if self._process is None:
             return
         try:
-            self._process.terminate()
-            self._process.wait(END_SECONDS)
+            self._process.wait(max(0.0, self._end_at - time.monotonic()))
         except subprocess.TimeoutExpired:
             return  # srun is still ending its step
         log_file = self._run.samples(self._attempt) / LOG

@@ -21,7 +21,7 @@ from hpcaccel.core.stop_requests import StopRequest, mark_honoured, open_request
 from hpcaccel.core.sweep_dir import SweepDir, WorkerDir
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import TAKEN_DOWN, Allocation, Slot
-from hpcaccel.node.allocation.scheduler_view import KILL_WAIT, WORKER_JOB, SchedulerView, write_shared_status
+from hpcaccel.node.allocation.scheduler_view import KILL_WAIT, PROCTRACK, WORKER_JOB, SchedulerView, write_shared_status
 from hpcaccel.node.allocation.slurm_allocation import unchained_allocation
 from hpcaccel.node.batch import WATCHED, killed_by, take_over_signals
 from hpcaccel.node.failures.disk_space import if_possible
@@ -178,9 +178,8 @@ class SweepWorker:
         if not self.launch.local:
             variables[WORKER_JOB] = str(self.worker.job_status)
             variables[KILL_WAIT] = str(self.allocation.kill_wait_seconds or "")
-        if self.checked:
-            variables[CHECKED] = "1"
-        return variables
+            variables[PROCTRACK] = self.allocation.proctrack
+        return variables | ({CHECKED: "1"} if self.checked else {})
 
     def _collect_ends(self) -> None:
         for place, trial in list(self.trials.items()):

@@ -27,7 +27,7 @@ from hpcaccel.core.stop_requests import mark_honoured, open_requests
 from hpcaccel.errors import HpcaccelError, RunBusy, RunDirectoryError, UserError
 from hpcaccel.node import lease
 from hpcaccel.node.allocation import Allocation, JobStatus, LocalAllocation, Slot
-from hpcaccel.node.allocation.scheduler_view import KILL_WAIT, WORKER_JOB, SchedulerView, read_shared_status
+from hpcaccel.node.allocation.scheduler_view import KILL_WAIT, PROCTRACK, WORKER_JOB, SchedulerView, read_shared_status
 from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
 from hpcaccel.node.attempt import Attempt
 from hpcaccel.node.batch import WATCHED
@@ -277,6 +277,7 @@ class TrialAllocation(SlurmAllocation):
         super().__init__()
         if given := os.environ.get(KILL_WAIT):
             self.kill_wait_seconds = float(given)
+            self.proctrack = os.environ.get(PROCTRACK, "")
 
     def status(self, *, patient: bool = True) -> JobStatus:
         now = super().status(patient=patient)
