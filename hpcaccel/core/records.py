@@ -108,7 +108,8 @@ class AttemptStart:
     allocated_at: float | None = None
     """When the job's nodes were allocated."""
     warm: bool = False
-    """Whether warm parents that have imported torch fork the ranks. False in lines of earlier releases."""
+    """Whether the ranks' warm parents had imported their modules, to fork the ranks. False in lines of earlier
+    releases."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,6 +53,8 @@ class Job:
     """Number of restarts of the ranks in this allocation."""
     warm_step: WarmStep | None = None
     """The warm parents that can start the next attempt's ranks."""
+    _told: str = field(init=False, default="")
+    """Why ranks had no warm parents, as it was logged last."""
     host_watch: BatchHostWatch | None = field(init=False, default=None)
     """Requeues the job if it loses the node of its batch step; None if Slurm does so."""
     placement: Placement = field(init=False)
@@ -108,14 +110,27 @@ class Job:
         Args:
             another_run: whether the parents may start the ranks of another run, too.
         """
-        if (why := why_not_warm(self.launch)) and why != OFF and not self.restarts:
+        if not another_run and self.restarts >= self.launch.resilience.restart_in_place:
+            return False
+        why = why_not_warm(self.launch) or self._why_not_here()
+        if why not in ("", OFF, self._told):
             log.info("restarts in place start new processes (resilience.warm_restart): not possible with %s", why)
-        return not why and (another_run or self.restarts < self.launch.resilience.restart_in_place)
+            self._told = why
+        return not why
+
+    def _why_not_here(self) -> str:
+        """Why the ranks have no warm parents in this job although the spec allows them; empty if they have."""
+        if any(end.error_class == "host_out_of_memory" for end in self.ledger.ends):
+            return "the memory of a job that has run out of it before"
+        if (proctrack := self.allocation.proctrack) == "proctrack/pgid":
+            return f"ProctrackType={proctrack}: Slurm would not signal the ranks, which have sessions of their own"
+        return ""
 
     def check_warm_step(self) -> None:
         """End the warm parents if they cannot start the next ranks. This must be done before an attempt begins, since
         the last messages about the step are not about that attempt."""
-        if self.warm_step is not None and not self.warm_step.may_start(self.placement.nodes):
+        step = self.warm_step
+        if step is not None and (self._why_not_here() or not step.may_start(self.placement.nodes)):
             self.end_warm_step()
 
     def end_warm_step(self) -> None:

@@ -76,8 +76,8 @@ def without_measures(
     rows = []
     if spec.get("checkpoint", {}).get("snapshot_every_steps"):
         rows.append(_without_snapshots(run, attempts, spans, works))
-    if resilience.get("warm_restart") == "auto":
-        rows.append(_without_warm_restarts(spans, works))
+    if (warm := _without_warm_restarts(spans, works)) is not None:
+        rows.append(warm)
     if resilience.get("spare_nodes"):
         rows.append(_without_new_places(spans, "spare nodes"))
     if resilience.get("on_node_loss") == "shrink":
@@ -176,21 +176,15 @@ def _covered(ranges: Sequence[tuple[int, int]], first: int, last: int) -> int:
 # -- warm restarts ----------------------------------------------------------------------------------------------------
 
 
-def _without_warm_restarts(spans: Sequence[AttemptSpan], works: Sequence[AttemptWork]) -> Without:
+def _without_warm_restarts(spans: Sequence[AttemptSpan], works: Sequence[AttemptWork]) -> Without | None:
+    """None if no attempt began by fork."""
     imports: dict[bool, list[float]] = {True: [], False: []}
     for span, work in zip(spans, works, strict=True):
         if "imports" in work.seconds and span.timing is not None and span.timing.imported is not None:
             imports[span.start.warm].append(work.seconds["imports"])
     warm, cold = imports[True], min(imports[False], default=None)
-    not_counted = "the start of a new job step; what the parents' own imports took from the first attempt"
     if not warm:
-        return Without(
-            measure="warm restarts",
-            training_lost_seconds=0.0,
-            more_seconds=0.0,
-            counted="no attempt began by fork",
-            not_counted=not_counted,
-        )
+        return None
     mean = precise_duration(sum(warm) / len(warm))
     began = f"{counted(len(warm), 'attempt')} began by fork, with {mean} of imports{' in the mean' * (len(warm) > 1)}"
     instead = "no attempt with new processes to compare with"
@@ -201,7 +195,7 @@ def _without_warm_restarts(spans: Sequence[AttemptSpan], works: Sequence[Attempt
         training_lost_seconds=None if cold is None else 0.0,
         more_seconds=None if cold is None else sum(cold - seconds for seconds in warm),
         counted=f"{began}; {instead}",
-        not_counted=not_counted,
+        not_counted="the start of a new job step; what the parents' own imports took from the first attempt",
     )
 
 

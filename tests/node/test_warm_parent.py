@@ -44,6 +44,7 @@ class Parent:
         modules: list[str] | None = None,
         report: dict[str, Any] | None = None,
         run_dir: bool = False,
+        python_path: str | None = None,
     ) -> None:
         self.folder = folder
         self.words = words
@@ -58,6 +59,8 @@ class Parent:
         if report is not None or run_dir:
             environment["HPCACCEL_RUN_DIR"] = str(folder)
         environment.pop("PYTHONPATH", None)
+        if python_path is not None:
+            environment["PYTHONPATH"] = python_path
         with (folder / "1.log").open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SHIM, str(ROOT), json.dumps(address), json.dumps([sys.executable, *words])],
@@ -213,14 +216,20 @@ def test_modules_and_texts_are_run_as_by_python(
     assert code == 1, output
 
 
+RANDOM = """
+import numpy, os, random, secrets, tempfile, uuid
+print(random.random(), numpy.random.rand(), secrets.token_hex(), uuid.uuid4(), os.path.basename(tempfile.mktemp()))
+"""
+
+
 def test_random_numbers_of_a_forked_program_differ_from_the_attempt_before(parent: Callable[..., Parent]) -> None:
-    one = parent("import random, numpy\nprint(random.random(), numpy.random.rand())", modules=["numpy", "numpy.random"])
+    one = parent(RANDOM, modules=["numpy", "numpy.random", "secrets", "tempfile", "uuid"])
     one.ended()
     for attempt in (2, 3):
         one.fork(attempt)
         assert one.ended() == 0
     values = [one.log(attempt).split() for attempt in (1, 2, 3)]
-    assert len({value[0] for value in values}) == len({value[1] for value in values}) == 3
+    assert [len(set(column)) for column in zip(*values, strict=True)] == [3] * 5
 
 
 BLOCKED = """
@@ -294,11 +303,23 @@ def test_signal_to_another_run_does_not_reach_the_next_rank(parent: Callable[...
 
 LOADED = "import sys; print('known' in sys.modules)"
 LOCAL = """
-import os, sys, threading
+import _thread, os, subprocess, sys, threading, types
 value = os.environ.get("LEVEL")
 everything = dict(os.environ)
 if "THREADS" in os.environ:
     threading.Thread(target=threading.Event().wait, daemon=True).start()
+if "LOW_LEVEL_THREADS" in os.environ:
+    _thread.start_new_thread(threading.Event().wait, ())
+if "PROCESSES" in os.environ:
+    kept = subprocess.Popen(["sleep", "600"])
+if "DEVICE" in os.environ:
+    kept = open("/dev/full")
+if "CUDA" in os.environ:
+    counted = types.SimpleNamespace(
+        _is_in_bad_fork=lambda parent=os.getpid(): parent != os.getpid(),  # as after torch.cuda.device_count()
+        is_initialized=lambda: os.environ["CUDA"] == "initialised",
+    )
+    sys.modules["torch"] = types.SimpleNamespace(cuda=counted)
 if "BROKEN" in os.environ:
     raise SystemError("not here")
 """
@@ -329,6 +350,11 @@ UNSAFE = {
     "variable read by a library": ({"changed": ["OMP_NUM_THREADS"]}, {}, "the program sets OMP_NUM_THREADS"),
     "other file": ({"origins": {"known": "/elsewhere/known.py"}}, {}, "known is another one here than in the ranks"),
     "threads": ({}, {"THREADS": "1"}, "an imported module has started threads"),
+    "threads that Python does not know": ({}, {"LOW_LEVEL_THREADS": "1"}, "an imported module has started threads"),
+    "processes": ({}, {"PROCESSES": "1"}, "an imported module has started processes"),
+    "device": ({}, {"DEVICE": "1"}, "an imported module has opened a device"),
+    "CUDA": ({}, {"CUDA": "initialised"}, "CUDA has been initialised"),
+    "GPUs were counted": ({}, {"CUDA": "counted"}, ""),
     "exception": ({}, {"BROKEN": "1"}, "known cannot be imported: SystemError('not here')"),
 }
 
@@ -352,6 +378,30 @@ def test_rank_is_a_new_process_if_a_variable_has_changed_that_a_module_has_read(
     one = known()
     one.fork(LEVEL="3")
     assert (one.ended(), one.log(2)) == (0, "False\n")
+    assert one.connection.problem == "LEVEL, which a module has read, has another value now"
+
+
+def test_rank_is_a_new_process_if_a_module_has_changed(known: Callable[..., Parent]) -> None:
+    one = known()
+    one.wait(lambda connection: connection.warm)
+    path = one.folder / "known.py"
+    path.write_text(LOCAL + "# another version\n")
+    one.fork()
+    assert (one.ended(), one.log(2), one.connection.problem) == (0, "False\n", f"{path} has changed")
+
+
+def test_forked_program_and_its_modules_are_read_anew(parent: Callable[..., Parent], tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    (tmp_path / "mine.py").write_text("value = 1\n")
+    one = parent("import mine; print(mine.value)", python_path=str(folder))
+    assert (one.ended(), one.log(1)) == (0, "1\n")
+    one.wait(lambda connection: connection.warm)
+    folder.mkdir()
+    (folder / "other.py").write_text("value = 3\n")
+    (tmp_path / "mine.py").write_text("value = 'two'\n")
+    (tmp_path / "program.py").write_text("import mine, other; print(mine.value, other.value)")
+    one.fork()
+    assert (one.ended(), one.log(2), one.connection.problem) == (0, "two 3\n", "")
 
 
 def test_rank_is_a_new_process_before_its_modules_are_known(parent: Callable[..., Parent]) -> None:
@@ -360,7 +410,7 @@ def test_rank_is_a_new_process_before_its_modules_are_known(parent: Callable[...
     order = {"arguments": one.words, "environment": {"HPCACCEL_ATTEMPT": "2"}, "unset": [], "forget": False}
     one.connection.start(2, {**order, "log": str(one.folder / "2.log")})
     assert (one.ended(), one.log(2)) == (0, "True\n")
-    assert not one.connection.warm
+    assert (one.connection.warm, one.connection.problem) == (False, "the modules have not been imported yet")
 
 
 def test_forked_rank_is_no_child_of_a_rank(parent: Callable[..., Parent]) -> None:

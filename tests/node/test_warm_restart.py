@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,8 +12,12 @@ from typing import Any
 
 import pytest
 
-from hpcaccel.core.launch_spec import launch_of
+from hpcaccel.core.launch_spec import LaunchContainer, LaunchSpec, launch_of
 from hpcaccel.core.process_identity import process_start
+from hpcaccel.node.allocation import LocalAllocation
+from hpcaccel.node.allocation.scheduler_view import SchedulerView
+from hpcaccel.node.job import Job
+from hpcaccel.node.ledger import Ledger
 from hpcaccel.node.warm import eligible_runs
 
 from .conftest import LocalRun, outcome
@@ -153,33 +158,68 @@ def test_stopped_rank_is_killed_when_another_one_crashes(warm_run: Make) -> None
     assert run.lines("end")[0]["detail"].startswith("rank 1: Segmentation fault")
 
 
+def test_run_that_was_out_of_memory_has_no_warm_parents_any_more(warm_run: Make) -> None:
+    run = warm_run(SAYS_PARENT + "if attempt == 1: raise MemoryError\n")
+    assert run.run() == 0, run.log
+    assert run.lines("end")[0]["error_class"] == "host_out_of_memory"
+    assert "not possible with the memory of a job that has run out of it before" in run.log
+    first = said(run, 1, 0)["parent"]
+    assert process_start(first) is None
+    assert said(run, 2, 0)["parent"] != first
+
+
 def test_command_has_no_warm_parent(warm_run: Make) -> None:
     run = warm_run("", launch={"program": ["bash", "-c", "echo $PPID; exit $((HPCACCEL_ATTEMPT == 1))"]})
     assert run.run() == 0, run.log
     assert "not possible with entrypoint.command" in run.log
 
 
-def test_more_ranks_than_open_files_have_no_warm_parents(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"kind": "program", "program": ["{python}", "-m", "x"], "workdir": "/", "backend": "slurm", "nodes": 100}
+def launch(**values: Any) -> LaunchSpec:
+    given = {"kind": "program", "program": ["{python}", "-m", "x"], "workdir": "/", "backend": "slurm", "nodes": 100}
     document = {
         "version": 1,
         "spec": {"resilience": {"warm_restart": "auto"}},
-        "launch": {**values, "ranks_per_node": 8, "stop": "signals"},
+        "launch": {**given, "ranks_per_node": 8, "stop": "signals", **values},
     }
-    launch = launch_of(document, source=Path("spec.json"))
+    return launch_of(document, source=Path("spec.json"))
+
+
+def test_more_ranks_than_open_files_have_no_warm_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, why in ((1024, ""), (899, "800 ranks and at most 899 open files (ulimit -n)")):
         monkeypatch.setattr(eligible_runs, "_most_files", lambda limit=limit: limit)
-        assert eligible_runs.why_not_warm(launch) == why
+        assert eligible_runs.why_not_warm(launch()) == why
 
 
 @pytest.mark.parametrize(
     ("word", "why"), [("--mpi=pmix", "srun.extra: --mpi"), ("--mpi=none", ""), ("--mpi=pmi2", "srun.extra: --mpi")]
 )
 def test_step_with_mpi_has_no_warm_parents(word: str, why: str) -> None:
-    values = {"kind": "program", "program": ["{python}", "-m", "x"], "workdir": "/", "backend": "slurm", "nodes": 1}
-    document = {
-        "version": 1,
-        "spec": {"resilience": {"warm_restart": "auto"}},
-        "launch": {**values, "ranks_per_node": 8, "stop": "signals", "srun": [word]},
-    }
-    assert eligible_runs.why_not_warm(launch_of(document, source=Path("spec.json"))) == why
+    assert eligible_runs.why_not_warm(launch(nodes=1, srun=[word])) == why
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"launcher": "torchrun"}, "launcher: torchrun"),
+        ({"container": LaunchContainer(image="/x.sif", runtime="apptainer", mounts=[], workdir="/", gpus=False)},
+         "container"),
+        ({"bridge": "/runs/x/trainer_bridge"}, "runtime.bridge"),
+        ({"program": ["{python}", "-O", "train.py"]}, "entrypoint.command"),
+        ({"program": ["{python}", "train.py"]}, ""),
+    ],
+)  # fmt: skip
+def test_other_starts_of_the_ranks_have_no_warm_parents(changes: dict[str, Any], why: str) -> None:
+    assert eligible_runs.why_not_warm(dataclasses.replace(launch(nodes=1), **changes)) == why
+
+
+def test_job_whose_signals_reach_process_groups_only_has_no_warm_parents(warm_run: Make) -> None:
+    run = warm_run("")
+    spec = dataclasses.replace(launch(nodes=1, ranks_per_node=1), backend="local")
+    for proctrack, expected in {"proctrack/pgid": False, "proctrack/cgroup": True, "": True}.items():
+        allocation = LocalAllocation(run.dir, spec)
+        allocation.proctrack = proctrack
+        job = Job(
+            run=run.dir, launch=spec, allocation=allocation, ledger=Ledger.of(run.dir),
+            scheduler=SchedulerView(allocation),
+        )  # fmt: skip
+        assert job.has_warm_parents(another_run=False) == expected

@@ -14,13 +14,20 @@ __all__ = [
     "adopt_orphans",
     "exit_as",
     "fork_is_bad",
+    "has_device",
     "has_loaded",
     "kill_descendants",
+    "of_own_session",
     "out_of_memory_kills",
 ]
 
 KILL_SECONDS = 10.0
 """How long processes may take to end after SIGKILL."""
+NO_DEVICES = (
+    "/dev/fd", "/dev/null", "/dev/pts/", "/dev/random", "/dev/shm/", "/dev/stderr", "/dev/stdin", "/dev/stdout",
+    "/dev/tty", "/dev/urandom", "/dev/zero",
+)  # fmt: skip
+"""Files below /dev that a forked process may use like its parent."""
 _LIBC = ctypes.CDLL(None)
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -45,6 +52,18 @@ def descendants() -> list[int]:
     found = list(children.get(os.getpid(), []))
     for pid in found:
         found += children.get(pid, [])
+    return found
+
+
+def of_own_session() -> set[int]:
+    """The IDs of the descendants in this process's session. A rank has a session of its own."""
+    found = set()
+    for pid in descendants():
+        try:
+            if os.getsid(pid) == os.getsid(0):
+                found.add(pid)
+        except OSError:
+            pass  # it has just ended
     return found
 
 
@@ -84,8 +103,22 @@ def out_of_memory_kills() -> int | None:
         return None
 
 
+def has_device() -> bool:
+    """Whether this process has opened a device, such as a GPU (/dev/nvidia0, /dev/kfd, /dev/dri) or a network card. The
+    libraries of most devices cannot be used after a fork."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # the descriptor of the list itself
+        if target.startswith("/dev/") and not target.startswith(NO_DEVICES):
+            return True
+    return False
+
+
 def fork_is_bad() -> bool:
-    """Whether this forked process cannot use GPUs, because its parent has initialised CUDA."""
+    """Whether this process, if it was forked, cannot use GPUs, because its parent has initialised CUDA or has counted
+    GPUs through it. Only in the forked process does torch know the latter."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork() or torch.cuda.is_initialized())
 

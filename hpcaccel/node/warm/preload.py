@@ -1,9 +1,9 @@
 """Imports in a warm parent: the modules that its rank has imported, as far as they are known to be safe.
 
 Rank 0 lists them at its first step (``runtime.training.loaded_modules``). A forked rank would go wrong if a module had
-read a variable whose value is another one in the rank, if it had started threads or initialised CUDA, or if it were
-another file than the rank's. Each of these is looked for after the imports, and before a fork. Then ranks are new
-processes.
+read a variable whose value is another one in the rank, if it had started threads or processes or opened a device, if it
+were another file than the rank's, or if its file had changed since. Each of these is looked for after the imports or
+before a fork. Then ranks are new processes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import gc
 import importlib
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from hpcaccel.node.warm.descendants import has_device, of_own_session
 
 __all__ = ["MODULES", "Preload"]
 
@@ -35,6 +36,8 @@ READ_BY_LIBRARIES = (
     "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_",
 )  # fmt: skip
 """Prefixes of variables that shared libraries read when they are loaded, which cannot be observed."""
+SITES = ("site-packages", "dist-packages")
+"""Folders of installed packages."""
 
 
 class Preload:
@@ -54,6 +57,8 @@ class Preload:
         self._changed = frozenset(changed)
         self._read: dict[str, str | None] = {}
         """Variables that modules have read at their import, with their values."""
+        self._files: dict[str, tuple[int, int] | None] = {}
+        """Files of the modules and folders of installed packages, see ``_state``."""
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Preload:
@@ -66,7 +71,9 @@ class Preload:
         """Import the modules. Returns why ranks must not be forked; empty if they may."""
         if early := sorted(name for name in self._changed if name.startswith(READ_BY_LIBRARIES)):
             return f"the program sets {', '.join(early)}"
-        threads = threading.active_count()
+        if "numpy" in self._modules:
+            importlib.import_module("numpy")  # OpenBLAS starts threads, but ends them before a fork
+        threads, processes = _threads(), of_own_session()
         with _recording(self._read):
             for name in self._modules:
                 try:
@@ -77,8 +84,13 @@ class Preload:
                     return f"{name} cannot be imported: {error!r}"  # a rank that imports it reports the error
         gc.collect()
         gc.freeze()  # otherwise collections in a forked rank would visit, and so copy, all of torch's objects
-        if threading.active_count() > threads:
+        self._files = {path: _state(path) for path in _sources()}
+        if _threads() > threads:
             return "an imported module has started threads"
+        if of_own_session() - processes:
+            return "an imported module has started processes"
+        if has_device():
+            return "an imported module has opened a device"
         if early := sorted(self._changed & self._read.keys()):
             return f"the program sets {', '.join(early)}"
         for name, origin in self._origins.items():
@@ -87,13 +99,40 @@ class Preload:
                 return f"{name} is another one here than in the ranks"
         return ""
 
-    def suits(self, changes: Mapping[str, str | None]) -> bool:
-        """Whether the modules have read no variable that has another value in the next rank.
+    def why_not(self, changes: Mapping[str, str | None]) -> str:
+        """Why the next rank must be a new process although the modules have been imported; empty if it may be forked.
 
         Args:
             changes: values of variables in the next rank; None: removed.
         """
-        return all(self._read[name] == value for name, value in changes.items() if name in self._read)
+        for name, value in changes.items():
+            if name in self._read and self._read[name] != value:
+                return f"{name}, which a module has read, has another value now"
+        return next((f"{path} has changed" for path, state in self._files.items() if _state(path) != state), "")
+
+
+def _threads() -> int:
+    """The number of this process's threads, including those that Python does not know."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def _sources() -> Iterator[str]:
+    """The files of all imported modules, and the folders of installed packages: a file ``.pth`` that is added there
+    changes ``sys.path`` in new processes."""
+    for module in list(sys.modules.values()):
+        origin = getattr(getattr(module, "__spec__", None), "origin", None)
+        if isinstance(origin, str) and os.path.isabs(origin):
+            yield origin
+    yield from (path for path in sys.path if os.path.basename(path) in SITES)
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    """Size and modification time of a file; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 @contextmanager

@@ -6,9 +6,10 @@ passed in the step's environment and never sent.
 
 Orders: ``start`` (``attempt``, ``arguments``, ``environment``, ``unset``, ``log``, ``forget``: whether stop signals
 from before do not concern the rank), ``kill``, ``end``, and on the local backend ``signal`` (``number``). Reports:
-``started`` (``pid``); ``warm`` (``problem``: why ranks are still not forked; empty if they are); ``bound`` (the rank
-uses MPI, so that the next one needs a new step); ``ended`` (``code``: negative for a signal; ``memory``: whether the
-kernel has killed processes of the node for lack of memory meanwhile).
+``started`` (``pid``; ``problem``: why the rank was not forked; empty if it was, and for the first); ``warm``
+(``problem``: why ranks are still not forked; empty if they are); ``bound`` (the rank uses MPI, so that the next one
+needs a new step); ``ended`` (``code``: negative for a signal; ``memory``: whether the kernel has killed processes of
+the node for lack of memory meanwhile).
 """
 
 from __future__ import annotations
@@ -46,22 +47,31 @@ def connect(address: Mapping[str, Any], *, rank: int, host: str) -> socket.socke
         return socket.socket(fileno=address["descriptor"])
     try:
         channel = socket.create_connection((address["host"], address["port"]), TIMEOUT_SECONDS)
-        lines = channel.makefile("rb")
+    except OSError:
+        return None
+    try:
+        if _is_accepted(channel, address["token"], rank=rank, host=host):
+            channel.settimeout(None)
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return channel
+    except (OSError, ValueError, KeyError):
+        pass
+    channel.close()
+    return None
+
+
+def _is_accepted(channel: socket.socket, token: str, *, rank: int, host: str) -> bool:
+    """Greet the supervisor. Returns whether both sides have proved that they have the token."""
+    with channel.makefile("rb") as lines:
         nonce = os.urandom(16).hex()
         channel.sendall(json_line({"nonce": nonce}))
         reply = json.loads(lines.readline())
-        if not hmac.compare_digest(reply["proof"], _proof(address["token"], "supervisor", nonce)):
-            return None
-        proof = _proof(address["token"], "parent", reply["nonce"])
+        if not hmac.compare_digest(reply["proof"], _proof(token, "supervisor", nonce)):
+            return False
+        proof = _proof(token, "parent", reply["nonce"])
         channel.sendall(json_line({"rank": rank, "host": host, "proof": proof}))
-        if not json.loads(lines.readline()).get("accepted"):
-            return None
-        channel.settimeout(None)
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except (OSError, ValueError, KeyError):
-        return None
-    return channel
+        return bool(json.loads(lines.readline()).get("accepted"))
 
 
 # -- the supervisor's end ----------------------------------------------------------------------------------------------
@@ -89,7 +99,7 @@ class WarmConnection:
         self.warm = False
         """Whether the parent has imported the rank's modules."""
         self.problem = ""
-        """Why the parent forks no ranks all the same; empty if it does."""
+        """Why the parent has not forked its rank, or will not fork the next one, all the same; empty if it does."""
         self.bound = False
         """Whether no other rank can follow in the same step."""
         self.closed = False
@@ -130,7 +140,7 @@ class WarmConnection:
         self.attempt = report["attempt"]
         match report["event"]:
             case "started":
-                self.pid = report["pid"]
+                self.pid, self.problem = report["pid"], report["problem"]
             case "warm":
                 self.warm, self.problem = True, report["problem"]
             case "bound":

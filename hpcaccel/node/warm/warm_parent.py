@@ -4,8 +4,8 @@ It runs in the ranks' own Python (``start_warm``). The rank of the first attempt
 If the connection to the supervisor closes, this process kills the rank and all that the rank has left, and exits.
 Without a connection from the beginning, it exits as its rank does.
 
-A rank is forked only if its modules have been imported here (``preload``), and if torch has not initialised CUDA and no
-module has started threads; otherwise it is a new Python process.
+A rank is forked only if its modules have been imported here, and nothing speaks against it (``preload``); otherwise it
+is a new Python process.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class WarmParent:
     def serve(self) -> dict[str, Any] | None:
         """Watch the rank and execute orders. Returns None when this process must exit. In a forked rank, returns the
         order that started it."""
-        self._report(event="started", pid=self._rank)
+        self._report(event="started", pid=self._rank, problem="")
         while True:
             self._reap()
             if self._channel is None and self._rank is None:
@@ -180,7 +180,7 @@ class WarmParent:
         self._folder = order["environment"].get(RUN_DIR_VARIABLE, self._folder)
         if order["forget"]:
             self._missed.clear()
-        fork = self._may_fork(order)
+        problem = self._why_not_fork(order)
         me = os.getpid()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with warnings.catch_warnings():
@@ -188,7 +188,7 @@ class WarmParent:
             child = os.fork()
         if child == 0:
             self._enter_rank(order, me)
-            if not fork:
+            if problem or fork_is_bad():
                 command = [self._plan["python"], *order["arguments"]]
                 os.execvpe(command[0], command, os.environ)
             return True
@@ -197,7 +197,7 @@ class WarmParent:
         while (late := signal.sigtimedwait(_STOP_SIGNALS, 0)) is not None:  # arrived while there was no rank
             os.kill(child, late.si_signo)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._report(event="started", pid=child)
+        self._report(event="started", pid=child, problem=problem)
         return False
 
     def _enter_rank(self, order: dict[str, Any], parent: int) -> None:
@@ -226,19 +226,17 @@ class WarmParent:
 
     # -- imports ----------------------------------------------------------------------------------------------------
 
-    def _may_fork(self, order: dict[str, Any]) -> bool:
-        """Whether the next rank may be forked from this process. If not, that rank is a new process, and this process
-        has another chance to import its modules."""
-        preload = self._preload if self._imported.is_set() and not self._problem else None
-        if preload is None and not self._is_importing:
+    def _why_not_fork(self, order: dict[str, Any]) -> str:
+        """Why the next rank cannot be forked from this process; empty if it can. If its modules are not yet known, this
+        process has another chance to import them."""
+        if self._preload is None:
             self._pause = FIRST_LOOK_SECONDS
             self._look_at = time.monotonic() + self._pause
-        changes = {**order["environment"], **dict.fromkeys(order["unset"])}
-        return preload is not None and preload.suits(changes) and not fork_is_bad()
-
-    @property
-    def _is_importing(self) -> bool:
-        return self._preload is not None and not self._imported.is_set()
+        if self._preload is None or not self._imported.is_set():
+            return "the modules have not been imported yet"
+        if self._problem or fork_is_bad():
+            return self._problem or "CUDA has been initialised"
+        return self._preload.why_not({**order["environment"], **dict.fromkeys(order["unset"])})
 
     def _pause_seconds(self) -> float | None:
         return (

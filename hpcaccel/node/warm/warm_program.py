@@ -42,6 +42,7 @@ def become(words: list[str], python: str) -> None:
         KeyboardInterrupt: as the program does. The traceback has been printed.
     """
     set_first_path(words)
+    sys.path_importer_cache.clear()  # the parent may have read these folders before the latest changes to them
     sys.orig_argv[:] = [python, *words]
     _show_command(sys.orig_argv)
     if "numpy.random" in sys.modules:

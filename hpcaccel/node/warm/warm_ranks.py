@@ -86,7 +86,8 @@ class WarmStep:
         self.local = launch.local
         self._listener = listener
         self._size = launch.ranks
-        self._told = False
+        self._told = ""
+        """What was logged last about whether the next ranks are forked."""
 
     @property
     def complete(self) -> bool:
@@ -95,8 +96,8 @@ class WarmStep:
 
     @property
     def warm(self) -> bool:
-        """Whether all parents have imported torch, so that they fork the ranks of the next attempt."""
-        return self.complete and all(one.warm for one in self.connections.values())
+        """Whether all parents have imported their ranks' modules, and will probably fork those of the next attempt."""
+        return self.complete and all(one.warm and not one.problem for one in self.connections.values())
 
     def may_start(self, nodes: Sequence[str]) -> bool:
         """Whether the parents can start ranks on ``nodes``."""
@@ -121,10 +122,11 @@ class WarmStep:
                 self._listener = None
         for connection in self.connections.values():
             connection.receive()
-        if not self._told and self.warm:
-            self._told = True
-            problem = next((one.problem for one in self.connections.values() if one.problem), "")
-            log.info(f"restarts in place start new processes: {problem}" if problem else READY)
+        problem = next((one.problem for one in self.connections.values() if one.problem), "")
+        state = f"restarts in place start new processes: {problem}" if problem else READY if self.warm else self._told
+        if state != self._told:
+            self._told = state
+            log.info(state)
 
     def send(self, order: Mapping[str, Any]) -> None:
         for connection in self.connections.values():

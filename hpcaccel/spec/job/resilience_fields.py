@@ -51,11 +51,11 @@ class ResilienceSection(Section):
         examples=[1],
     )
     warm_restart: Literal["auto", "off"] = Field(
-        default="off",
+        default="auto",
         description="auto: each rank has a parent process that outlives it, imports the rank's modules while the first "
         "attempt trains, and starts the next attempt in the same place by fork, without srun and without imports. "
         "Commands, torchrun, containers, components, bridges and MPI have no such parents: their restarts begin with "
-        "new processes. off: all restarts do.",
+        "new processes, and so does each restart for which a fork would not be safe. off: all restarts do.",
     )
     preflight: Literal["off", "quick", "full"] = Field(
         default="quick",
