@@ -121,6 +121,24 @@ def test_members_of_public_names_have_docstrings_and_types() -> None:
     assert [name for name, value in functions.items() if "return" not in value.__annotations__] == []
 
 
+ELSEWHERE = re.compile(r"see ``|as in ``|those of|Like ``")
+"""The docstring of another function describes the parameters."""
+
+
+def test_members_of_public_names_describe_their_parameters_and_errors() -> None:
+    for name, function in members():
+        if not inspect.isfunction(function):
+            continue
+        doc, owner = function.__doc__ or "", getattr(hpcaccel, name.partition(".")[0]).__doc__ or ""
+        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        taken = [one.name for one in inspect.signature(function).parameters.values() if one.kind not in kinds]
+        described = [one for one in taken if one not in ("self", "cls") and not one.startswith("_")]
+        if len(described) > 1 and not ELSEWHERE.search(doc):  # a single one is in the first sentence
+            assert [one for one in described if not re.search(rf"\b{one}\b", doc + owner)] == [], name
+        raises = re.search(r"^\s+raise [A-Z]\w+\(", inspect.getsource(inspect.unwrap(function)), re.MULTILINE)
+        assert not raises or "Raises:" in doc, name
+
+
 def examples() -> dict[str, str]:
     """The code below ``Example::`` in the docstrings of public names."""
     found = {}

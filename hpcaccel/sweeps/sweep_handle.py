@@ -45,7 +45,7 @@ def sweep(
     overrides: Sequence[str] = (),
     name: str | None = None,
 ) -> Sweep:
-    """Start a sweep from a spec file with a ``sweep`` section, a ``SweepSpec``, or a mapping with the same keys.
+    """Start a sweep. ``source`` is a spec file with a ``sweep`` section, a ``SweepSpec``, or such a mapping.
 
     On an error the directory and the jobs are removed. If Slurm does not respond and may have accepted workers, the
     sweep is kept instead: a repeated call finds these workers or submits new ones.
@@ -230,8 +230,8 @@ class Sweep:
         self._run.cancel()
 
     def resume(self, *, changes: Sequence[str] = (), file: Source | None = None) -> WorkerArrays:
-        """Continue the sweep with new workers. Arguments and errors are those of
-        :func:`hpcaccel.sweeps.control_commands.resume`."""
+        """Continue the sweep with new workers, after ``changes`` such as ``sweep.max_trials=200``, or with a changed
+        ``file``. Errors are those of :func:`hpcaccel.sweeps.control_commands.resume`."""
         from hpcaccel.sweeps import control_commands
 
         return control_commands.resume(self.dir, changes=changes, file=file, slurm=self._slurm)

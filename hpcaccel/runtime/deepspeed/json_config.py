@@ -111,7 +111,7 @@ class ConfigValues:
     """The configuration that DeepSpeed gets: ``hf_ds_config.config``."""
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """A value of the JSON configuration, such as ``zero_optimization.stage``."""
+        """The value of ``ds_key_long``, such as ``zero_optimization.stage``, in the JSON configuration."""
         return self.hf_ds_config.get_value(ds_key_long, default)
 
     def is_auto(self, ds_key_long: str) -> bool:
@@ -124,6 +124,7 @@ class ConfigValues:
         """Replace the value if it is ``auto``.
 
         Args:
+            ds_key_long: the key, ``a.b`` for nested keys.
             mismatches: a list to which a message is added if the value is set to something else.
             must_match: whether values are compared.
             kwargs: the replacements, by dotted name.

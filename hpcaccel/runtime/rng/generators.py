@@ -66,10 +66,10 @@ def synchronise(names: Sequence[str], group: RankGroup) -> None:
 
 
 def synchronize_rng_states(rng_types: Sequence[Any], generator: torch.Generator | None = None) -> None:
-    """Set each kind of generator to rank 0's state. Kinds are ``torch``, ``numpy``, ``python``, ``generator``, and the
-    kinds of devices, such as ``cuda``.
+    """Set each kind of generator to rank 0's state.
 
     Args:
+        rng_types: ``torch``, ``numpy``, ``python``, ``generator``, and the kinds of devices, such as ``cuda``.
         generator: the generator for the kind ``"generator"``.
 
     Raises:

@@ -71,7 +71,13 @@ class GeneralTracker:
         """Store ``config`` of ``init_trackers``."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers, strings, or dicts of numbers by name. ``step`` may be None before the first optimizer step."""
+        """Log values at a step.
+
+        Args:
+            values: numbers, strings, or dicts of numbers, by name.
+            step: the optimizer step; None before the first one.
+            kwargs: options of the tracker's own function.
+        """
 
     def flush(self) -> None:
         """Write buffered values; called by ``Accelerator.log`` about once a second, before each checkpoint, and at the

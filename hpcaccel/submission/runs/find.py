@@ -58,7 +58,9 @@ def find_run(
     ``<id>_3`` and ``46_3`` are tasks of an array; ``<id>_3`` can also be a trial of a sweep.
 
     Args:
+        token: one of these.
         runs_dir: searched in addition to this user's index. Default: the directory that submit would use.
+        slurm: the calls of Slurm's programs; tests pass a stand-in. Default: those of this machine.
         only_sweeps: names and prefixes match sweeps first: a run that was submitted later under the same name, such as
             the best trial, does not hide the sweep.
 
