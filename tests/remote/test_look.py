@@ -1,5 +1,5 @@
-"""The section "Look" of README.md, and "Other ways in" of docs/service.md, done by a new user as they say: a login node
-with sshd, its tunnels, a browser."""
+"""docs/service.md, "From your own computer" and "Other ways in", done by a new user as they say: a login node with sshd,
+its tunnels, a browser."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def section(page: str, title: str) -> str:
     return (REPOSITORY / page).read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-LOOK = section("README.md", "Look")
+LOOK = section("docs/service.md", "From your own computer")
 ROWS = dict(re.findall(r"^\| ([^|]+?) \| (.+?) \|$", section("docs/service.md", "Other ways in"), re.MULTILINE))
 TRAINS = 'import time\nprint("step 1", flush=True)\ntime.sleep(600)\n'
 GPT = "name: gpt\nentrypoint: {script: train.py}\nslurm: {time: '20:00'}\nruntime: {stop: signals}\n"
