@@ -31,7 +31,7 @@ def connected(listener: WarmListener, address: dict[str, Any]) -> tuple[socket.s
     sockets: list[socket.socket | None] = []
     thread = threading.Thread(target=lambda: sockets.append(connect(address, rank=1, host="n1")))
     thread.start()
-    accepted = []
+    accepted: list[WarmConnection] = []
     while thread.is_alive():
         accepted += listener.accepted()
         time.sleep(0.01)
@@ -54,7 +54,7 @@ def test_supervisor_without_the_token_is_refused(listener: WarmListener) -> None
 def test_parent_without_the_token_is_refused(listener: WarmListener) -> None:
     with socket.create_connection(("localhost", listener.address["port"]), 60) as channel:
         channel.sendall(json_line({"nonce": "1"}) + json_line({"rank": 0, "host": "n1", "proof": "0" * 64}))
-        accepted = []
+        accepted: list[WarmConnection] = []
         while not select.select([channel], [], [], 0)[0]:
             accepted += listener.accepted()
         time.sleep(0.1)
