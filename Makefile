@@ -68,7 +68,8 @@ test-lowest:  ## Unit tests on the lowest versions that pyproject.toml allows
 	.venv-lowest/bin/python -m pip install --quiet --upgrade pip uv
 	# torch is pinned for its CPU build. pip fetches it, because pip knows this machine's sources; uv leaves it in place.
 	.venv-lowest/bin/python -m pip install --quiet --no-deps --constraint constraints.txt torch
-	.venv-lowest/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct --override constraints.txt --editable '.[dev]'
+	# Compiled now, as pip does: the tests turn the compiler's warnings about a package into errors.
+	.venv-lowest/bin/uv pip install --quiet --compile-bytecode --python .venv-lowest/bin/python --resolution lowest-direct --override constraints.txt --editable '.[dev]'
 	# Each rank a Python of its own here, where elsewhere it is forked from one that has imported torch.
 	HPCACCEL_TEST_FRESH_RANKS=1 .venv-lowest/bin/pytest -n 4 -m 'not cluster and not chaos and not slow' tests
 
