@@ -112,7 +112,7 @@ def verify(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN|DIR|FILE...",
+            metavar="RUN|DIR|FILE",
             autocompletion=complete_checkpoint,
             help="A run (all its checkpoints), RUN@STEP, or a path: a checkpoint, a directory of checkpoints, or a "
             "weights file. Formats: hpcaccel, torch (DCP, torch.save), safetensors.",

@@ -112,7 +112,7 @@ def show(ctx: typer.Context, config_file: ConfigFile = None, json: Json = False)
 def to_spec(
     ctx: typer.Context,
     script: Annotated[
-        Path | None, typer.Argument(metavar="[SCRIPT]", help="The training script.", show_default=False)
+        Path | None, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)
     ] = None,
     config_file: ConfigFile = None,
 ) -> None:

@@ -14,7 +14,7 @@ __all__ = ["docs"]
 def docs(
     topic: Annotated[
         str | None,
-        typer.Argument(metavar="[TOPIC]", help="Name of a page. Default: list the pages.", show_default=False),
+        typer.Argument(metavar="TOPIC", help="Name of a page. Default: list the pages.", show_default=False),
     ] = None,
 ) -> None:
     """Show a page of the documentation in the terminal; without a topic, list the pages."""

@@ -27,7 +27,7 @@ SCHEMA = Path(".hpcaccel") / "job.schema.json"
 def init(
     script: Annotated[
         Path | None,
-        typer.Argument(metavar="[SCRIPT]", help="The training script, such as train.py.", show_default=False),
+        typer.Argument(metavar="SCRIPT", help="The training script, such as train.py.", show_default=False),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = Path(
         "job.yaml"

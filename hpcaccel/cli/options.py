@@ -18,7 +18,7 @@ SpecFile = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...",
+        metavar="KEY=VALUE",
         help="Values to override, such as slurm.nodes=4 or args.lr=1e-3.",
         show_default=False,
     ),

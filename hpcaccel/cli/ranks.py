@@ -30,7 +30,7 @@ def logs(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]",
+            metavar="RUN",
             help=f"{RUN_HELP} Default: the latest run.",
             show_default=False,
             autocompletion=complete_run,

@@ -166,7 +166,7 @@ def clean(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[RUN]...",
+            metavar="RUN",
             help=f"{RUN_HELP} Default: all runs.",
             show_default=False,
             autocompletion=complete_run,
