@@ -72,8 +72,8 @@ class Recovery:
         return seconds + values["warm start" if self.warm and place == "same" else "cold start"]
 
     def keeps_snapshot(self, place: Place) -> bool:
-        """Whether the snapshots can be loaded: a requeued job gets other nodes, whose memory has none, and a snapshot
-        belongs to one number of ranks."""
+        """Whether the snapshots are loaded: a requeued job gets other nodes, whose memory has none. Fewer ranks can
+        load them too, which is left out."""
         return self.snapshots and place in ("same", "spare")
 
 

@@ -28,6 +28,7 @@ from hpcaccel.core.durable_files import atomic_write
 from hpcaccel.errors import Damaged
 
 __all__ = [
+    "CompleteSnapshot",
     "Holding",
     "MappedFile",
     "SnapshotKey",
@@ -99,6 +100,13 @@ class Holding(NamedTuple):
     rank: int
     world_size: int
     bytes: int
+
+
+class CompleteSnapshot(NamedTuple):
+    """A snapshot of which every part is held, and the number of ranks that took it, which is its number of parts."""
+
+    key: SnapshotKey
+    world_size: int
 
 
 class MappedFile:
@@ -190,13 +198,12 @@ def holdings(folder: Path) -> list[Holding]:
     return found
 
 
-def complete(found: Iterable[Holding], *, world_size: int) -> SnapshotKey | None:
-    """The newest snapshot of ``world_size`` ranks of which every part is held; None if there is none."""
-    ranks: defaultdict[SnapshotKey, set[int]] = defaultdict(set)
+def complete(found: Iterable[Holding]) -> CompleteSnapshot | None:
+    """The newest snapshot of which every part is held; None if there is none."""
+    ranks: defaultdict[CompleteSnapshot, set[int]] = defaultdict(set)
     for holding in found:
-        if holding.world_size == world_size:
-            ranks[holding.key].add(holding.rank)
-    return max((key for key, those in ranks.items() if those == set(range(world_size))), default=None)
+        ranks[CompleteSnapshot(holding.key, holding.world_size)].add(holding.rank)
+    return max((one for one, those in ranks.items() if those == set(range(one.world_size))), default=None)
 
 
 def manifest_of(records: list[SnapshotRecord]) -> tuple[dict[str, Any], bytes]:

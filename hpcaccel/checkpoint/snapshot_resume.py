@@ -1,4 +1,8 @@
-"""Resume from a snapshot in the memory of the nodes: agree on the newest complete one, collect its parts, restore."""
+"""Resume from a snapshot in the memory of the nodes: agree on the newest complete one, collect its parts, restore.
+
+The snapshot may be of another number of ranks, as a checkpoint may: ``restore`` then reads each tensor from the parts
+that contain it. So each node receives those parts that its ranks read and that it does not hold.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from hpcaccel.checkpoint.snapshot_parts import Holding, MappedFile, SnapshotKey,
 from hpcaccel.checkpoint.stored_file import StoredFile
 from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
-from hpcaccel.errors import CheckpointError
+from hpcaccel.errors import CheckpointError, Damaged
 
 __all__ = ["FoundSnapshot", "SnapshotResume"]
 
@@ -35,12 +39,12 @@ CHUNK_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class FoundSnapshot:
-    """A complete snapshot.
+    """A complete snapshot. It has one part for each rank that took it.
 
     Args:
-        nodes: for each rank, the name of its node now.
-        held: for each rank's part, the names of the nodes that hold it.
-        sizes: for each rank's part, its size in bytes.
+        nodes: for each rank of this attempt, the name of its node.
+        held: for each part, the names of the nodes that hold it.
+        sizes: for each part, its size in bytes.
     """
 
     key: SnapshotKey
@@ -50,7 +54,10 @@ class FoundSnapshot:
 
     @property
     def moved(self) -> int:
-        """Number of ranks whose part is not on their own node."""
+        """Number of ranks whose part is not on their own node; 0 if the snapshot is of another number of ranks, so
+        that a rank has no part of its own."""
+        if len(self.held) != len(self.nodes):
+            return 0
         return sum(node not in held for node, held in zip(self.nodes, self.held, strict=True))
 
 
@@ -69,27 +76,26 @@ class SnapshotResume:
 
     def find(self, *, committed: dict[str, Any] | None) -> FoundSnapshot | None:
         """The newest snapshot of which all parts are held by the nodes of this attempt; None if there is none, or if
-        the newest checkpoint is newer.
+        the newest checkpoint is newer. Another number of ranks may have taken it.
 
         Args:
             committed: the manifest of the newest checkpoint, on rank 0; None if there is none.
         """
 
         def choose(reports: list[tuple[str, list[Holding]]]) -> FoundSnapshot | None:
-            found = [holding for _, holdings in reports for holding in holdings]
-            key = snapshot_parts.complete(found, world_size=self._ranks.world_size)
-            if key is None or _is_older(key, committed):
+            newest = snapshot_parts.complete(holding for _, holdings in reports for holding in holdings)
+            if newest is None or _is_older(newest.key, committed):
                 return None
             held: defaultdict[int, set[str]] = defaultdict(set)
             sizes: dict[int, int] = {}
             for node, holdings in reports:
                 for holding in holdings:
-                    if holding.key == key:
+                    if (holding.key, holding.world_size) == newest:
                         held[holding.rank].add(node)
                         sizes[holding.rank] = holding.bytes
-            every = range(self._ranks.world_size)
+            every = range(newest.world_size)
             return FoundSnapshot(
-                key,
+                newest.key,
                 tuple(node for node, _ in reports),
                 tuple(frozenset(held[rank]) for rank in every),
                 tuple(sizes[rank] for rank in every),
@@ -105,7 +111,8 @@ class SnapshotResume:
         """Restore ``state`` in place, and check the CRCs of what is read.
 
         Raises:
-            Damaged: on all ranks, if a part is damaged. ``state`` may be partly restored.
+            Damaged: on all ranks, if a part is damaged, or a node has no memory for the parts that it lacks. ``state``
+            may be partly restored.
             CheckpointError: on all ranks, if the snapshot is of another model.
         """
         place = self._folder.path / found.key.name
@@ -137,7 +144,7 @@ class SnapshotResume:
         self._ranks.run("old snapshots cannot be removed from memory", remove)
 
     def _own_records(self, found: FoundSnapshot) -> list[SnapshotRecord]:
-        """The records that this rank reads: of the parts that its node is the first to hold."""
+        """The records that this rank reads: of the parts of which its node comes first among those that hold them."""
         if not self._is_local_main:
             return []
         node = self._folder.path.name
@@ -157,23 +164,26 @@ class SnapshotResume:
         place.mkdir(mode=0o700, exist_ok=True)
         missing = {name for name in files if not (place / name).exists()}
         moves = self._ranks.reduce(what, lambda: missing, partial(_moves, found))
+
+        def allocate() -> None:
+            for part, _, target in moves:
+                if target == self._ranks.rank:
+                    _allocate(_incoming(place, part), found.sizes[part])
+
+        self._ranks.run(what, allocate)
         for part, source, target in moves:
-            if self._ranks.rank in (source, target):
-                path = place / rank_file(part)
-                incoming = path.with_suffix(".incoming")
-                file = path if self._ranks.rank == source else incoming
-                self._transfer(file, found.sizes[part], source=source, target=target)
-                if self._ranks.rank == target:
-                    os.rename(incoming, path)
+            path = place / rank_file(part)
+            if self._ranks.rank == source:
+                self._transfer(path, found.sizes[part], source=source, target=target)
+            elif self._ranks.rank == target:
+                self._transfer(_incoming(place, part), found.sizes[part], source=source, target=target)
+                os.rename(_incoming(place, part), path)
         self._ranks.run(what, lambda: None)
 
     def _transfer(self, file: Path, size: int, *, source: int, target: int) -> None:
         if size == 0:
-            file.touch()
             return
-        with file.open("r+b" if self._ranks.rank == source else "w+b") as opened:
-            if self._ranks.rank == target:
-                os.posix_fallocate(opened.fileno(), 0, size)
+        with file.open("r+b") as opened:
             content = torch.frombuffer(mmap.mmap(opened.fileno(), size), dtype=torch.uint8)
             for chunk in content.split(CHUNK_BYTES):  # type: ignore[no-untyped-call]
                 self._ranks.exchange(chunk, source=source, target=target)
@@ -212,6 +222,25 @@ def _is_older(key: SnapshotKey, committed: dict[str, Any] | None) -> bool:
 
 def _manifest_of(records: Iterable[list[SnapshotRecord]]) -> tuple[dict[str, Any], bytes]:
     return snapshot_parts.manifest_of([record for those in records for record in those])
+
+
+def _incoming(place: Path, part: int) -> Path:
+    """The file of a part while it is received."""
+    return (place / rank_file(part)).with_suffix(".incoming")
+
+
+def _allocate(file: Path, size: int) -> None:
+    """Create ``file`` with ``size`` bytes.
+
+    Raises:
+        Damaged: the memory is too small, so that this snapshot cannot be loaded; a checkpoint may be.
+    """
+    try:
+        with file.open("w+b") as opened:
+            if size:
+                os.posix_fallocate(opened.fileno(), 0, size)
+    except OSError as error:
+        raise Damaged(f"cannot receive {size:,} bytes in {file}: {error.strerror or error}") from None
 
 
 def _moves(found: FoundSnapshot, missing: list[set[str]]) -> list[tuple[int, int, int]]:

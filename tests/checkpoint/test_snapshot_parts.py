@@ -71,16 +71,17 @@ def held(key: SnapshotKey, *ranks: int, of: int = 2) -> list[Holding]:
 
 def test_only_a_snapshot_with_the_parts_of_all_ranks_counts() -> None:
     old, new = SnapshotKey(1, 1, 10), SnapshotKey(1, 2, 20)
-    assert snapshot_parts.complete([*held(old, 0, 1), *held(new, 0)], world_size=2) == old
-    assert snapshot_parts.complete([*held(old, 0, 1), *held(new, 0), *held(new, 1)], world_size=2) == new
-    assert snapshot_parts.complete(held(new, 0, 1), world_size=3) is None
-    assert snapshot_parts.complete(held(new, 0, 1, 2, of=3), world_size=2) is None
-    assert snapshot_parts.complete([], world_size=1) is None
+    assert snapshot_parts.complete([*held(old, 0, 1), *held(new, 0)]) == (old, 2)
+    assert snapshot_parts.complete([*held(old, 0, 1), *held(new, 0), *held(new, 1)]) == (new, 2)
+    assert snapshot_parts.complete([*held(old, 0, 1), *held(new, 0, 1, of=3)]) == (old, 2)
+    assert snapshot_parts.complete([*held(old, 0, 1), *held(new, 0, 1, 2, of=3)]) == (new, 3)
+    assert snapshot_parts.complete(held(new, 0, 1, of=3)) is None
+    assert snapshot_parts.complete([]) is None
 
 
 def test_parts_of_two_attempts_are_never_mixed() -> None:
     first, second = SnapshotKey(1, 2, 20), SnapshotKey(2, 1, 20)
-    assert snapshot_parts.complete([*held(first, 0), *held(second, 1)], world_size=2) is None
+    assert snapshot_parts.complete([*held(first, 0), *held(second, 1)]) is None
 
 
 def test_snapshot_of_an_earlier_step_or_of_an_abandoned_branch_is_not_used(memory: Path, tmp_path: Path) -> None:

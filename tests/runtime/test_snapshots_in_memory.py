@@ -72,6 +72,23 @@ def test_killed_rank_resumes_from_memory_bit_identically_and_reads_no_checkpoint
     assert not folder_of(run).exists()
 
 
+def test_fewer_ranks_resume_from_memory_as_from_a_checkpoint_of_the_same_step(tmp_path: Path) -> None:
+    in_memory, on_disk = (
+        make_run(tmp_path / name, checkpoint=schedule)
+        for name, schedule in (
+            ("memory", {"every_steps": 100, "snapshot_every_steps": 5}),
+            ("disk", {"every_steps": 5, "background": False}),
+        )
+    )
+    for run, where in ((in_memory, "memory"), (on_disk, str(on_disk.checkpoints / "step_00000015"))):
+        killed(run, "--fsdp", "--kill-at", "17", "--kill-rank", "1", size=3)
+        (first, _) = attempt(run, 2, "--fsdp").outputs
+        assert f"resumed at step 15 from {where}, state-exact (world_size: 3 at the save, 2 now)" in first
+    found, expected = metrics(in_memory), metrics(on_disk)
+    assert max(expected) == 30
+    assert {step: found[step] for step in range(16, 31)} == {step: expected[step] for step in range(16, 31)}
+
+
 def test_leftover_or_torn_snapshot_is_not_loaded_and_the_last_checkpoint_is(tmp_path: Path) -> None:
     """The records of rank 1 are torn."""
     run = make_run(tmp_path / "run", checkpoint={"every_steps": 10, "snapshot_every_steps": 3, "background": False})

@@ -47,8 +47,8 @@ Without this option, Slurm may still hold the memory of such a step after its sr
 
 OVERLAP = (SHORT_STEP, "--mem=0")
 """srun options for a step of ranks in a job that has lost a node. Slurm keeps CPUs, GPUs and memory of a step that had
-a part on the lost node, even after the step has ended (22.05). With these options the next step does not wait for them;
-it may use all of the job's memory on each node."""
+a part on the lost node, even after the step has ended (22.05; 23.02.3 mends it, says its changelog). With these options
+the next step does not wait for them; it may use all of the job's memory on each node."""
 
 
 @dataclass(frozen=True, kw_only=True)

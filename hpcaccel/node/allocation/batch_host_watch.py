@@ -1,9 +1,10 @@
 """A watch over the node of the batch step, for jobs that may outlive the loss of a node (``sbatch --no-kill``).
 
 If such a job loses the node of its batch step, Slurm removes that node from the job and leaves the rest running without
-a batch step, until the time limit (kill_running_job_by_node_name in slurmctld; seen on 22.05). A step on another node
-of the job therefore polls the job's state, and requeues it in this case. The job then starts again with all of
-its nodes. If Slurm refuses the requeue, the step cancels the job, because no program uses its nodes any more.
+a batch step, until the time limit (seen on 22.05, where this is kill_running_job_by_node_name in slurmctld; the source
+of 26.05.3 does the same in _foreach_kill_running_job_by_node). A step on another node of the job therefore polls the
+job's state, and requeues it in this case. The job then starts again with all of its nodes. If Slurm refuses the
+requeue, the step cancels the job, because no program uses its nodes any more.
 """
 
 from __future__ import annotations

@@ -109,8 +109,8 @@ class SnapshotManager:
             return None
 
     def load(self, found: FoundSnapshot, counters: Stateful) -> LoadedCheckpoint | None:
-        """Restore all prepared objects and ``counters`` from a snapshot; None if the snapshot is damaged, which is
-        logged. The objects are then partly restored."""
+        """Restore all prepared objects and ``counters`` from a snapshot; None if the snapshot is damaged or does not
+        fit in memory, which is logged. The objects may then be partly restored."""
         resume = self._resume()
         try:
             return resume.load(found, self._prepared.as_state(counters, {}))

@@ -65,8 +65,8 @@ class Resumption:
         0.
 
         Raises:
-            CheckpointError: on all ranks, if a snapshot is damaged and there is no checkpoint: the objects are partly
-                restored. The next attempt starts at step 0.
+            CheckpointError: on all ranks, if a snapshot cannot be loaded and there is no checkpoint: the objects may be
+                partly restored. The next attempt starts at step 0.
         """
         snapshots = self._context.snapshots
         is_main = self._context.group.is_main
@@ -80,7 +80,7 @@ class Resumption:
                 moved = f", {found.moved} of its parts from other nodes" if found.moved else ""
                 return self._continue_from(loaded, f"memory{moved}")
             if path is None:
-                raise CheckpointError("a snapshot in memory is damaged, and there is no checkpoint: restart the ranks")
+                raise CheckpointError("a snapshot in memory is unusable, and there is no checkpoint: restart the ranks")
         resumed = self.start_at_zero() if path is None else self.load(path)
         snapshots.keep_only(None)
         return resumed
