@@ -15,7 +15,7 @@ import torch
 
 from hpcaccel.checkpoint.chunk_targets import ChunkTarget, Copied
 from hpcaccel.checkpoint.node_sharing import SharedRing
-from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, copy_bytes, crc32
+from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, crc32, up_to_block
 from hpcaccel.checkpoint.stored_file import StoredFile
 
 __all__ = ["Segment", "read_chunks", "segments"]
@@ -47,30 +47,37 @@ class Segment:
     def bytes(self) -> int:
         return self.end - self.begin
 
-    def read(self, file: StoredFile, also: memoryview | None = None) -> list[Copied]:
+    def read(self, file: StoredFile, slot: memoryview | None = None) -> list[Copied]:
         """Read the segment into the tensors of its chunks.
 
         Args:
-            also: memory that the bytes of the segment are copied to as well.
+            slot: memory that the bytes of the segment are read into first; see ``within``.
 
         Raises:
             Damaged: the file is too short.
         """
         chunk, offset = self.chunks[0], self.chunks[0].piece.offset
+        if slot is not None:
+            skip = self.begin % BLOCK_BYTES
+            least = skip + self.bytes
+            file.read_blocks(slot[: up_to_block(least)], self.begin - skip, chunk.key, least=least)
+            return self.copy(self.within(slot))
         if len(self.chunks) > 1:
-            data = memoryview(file.read(self.begin, self.bytes, chunk.key))
-            if also is not None:
-                copy_bytes(also[: self.bytes], data)
-            return self.copy(data)
-        memory = None if also is not None else chunk.memory(self.begin - offset, self.end - offset)
+            return self.copy(memoryview(file.read(self.begin, self.bytes, chunk.key)))
+        memory = chunk.memory(self.begin - offset, self.end - offset)
         if memory is None:
-            crc = self._through_buffer(file, self.begin, self.end, 0, also)
+            crc = self._through_buffer(file, self.begin, self.end, 0)
         else:
             blocks = self.begin + -self.begin % BLOCK_BYTES
             crc = self._through_buffer(file, self.begin, blocks, 0)
             crc = _read_blocks(file, memory, blocks, chunk.key, crc)
             crc = self._through_buffer(file, blocks + len(memory), self.end, crc)
         return [Copied(chunk, self.begin - offset, crc, self.bytes)]
+
+    def within(self, slot: memoryview) -> memoryview:
+        """The bytes of the segment in a slot, which holds whole blocks of the file."""
+        skip = self.begin % BLOCK_BYTES
+        return slot[skip : skip + self.bytes]
 
     def copy(self, data: memoryview) -> list[Copied]:
         """Copy ``data``, the bytes of the segment, to the tensors of its chunks."""
@@ -82,14 +89,12 @@ class Segment:
             copied.append(Copied(chunk, at, crc, stop - start))
         return copied
 
-    def _through_buffer(self, file: StoredFile, begin: int, end: int, crc: int, also: memoryview | None = None) -> int:
+    def _through_buffer(self, file: StoredFile, begin: int, end: int, crc: int) -> int:
         """Read the bytes of the only chunk from offset ``begin`` to ``end`` of the file. Returns their CRC, continued
         from ``crc``."""
         (chunk,) = self.chunks
         for part in file.parts(begin, end - begin, chunk.key):
             crc = chunk.put(begin - chunk.piece.offset, part, crc)
-            if also is not None:
-                copy_bytes(also[begin - self.begin : begin - self.begin + len(part)], part)
             begin += len(part)
         return crc
 
@@ -135,22 +140,24 @@ def _read_blocks(file: StoredFile, memory: memoryview, offset: int, key: str, cr
 def read_chunks(
     chunks: Sequence[ChunkTarget],
     open_file: Callable[[str], StoredFile],
-    ring: SharedRing | None = None,
-    shared: Callable[[ChunkTarget], bool] = lambda chunk: False,
+    shared: Sequence[tuple[SharedRing, Sequence[ChunkTarget]]] = (),
 ) -> None:
     """Read all chunks, file by file and front to back, with several threads.
 
     Args:
-        chunks: by file and offset.
-        ring: through which the ranks of this node share the chunks for which ``shared`` is true.
+        chunks: those that this rank reads alone, by file and offset.
+        shared: those that it reads together with other ranks of this node: for each ring its chunks, by file and
+            offset. All ranks that use two of the rings list them in the same order.
 
     Raises:
-        Damaged: of several problems, the first one in this order.
+        Damaged: of several problems, the first one in the order of the shared chunks, then of the others.
     """
-    common = [] if ring is None else list(segments(filter(shared, chunks), ring.slot_bytes))
-    rest = list(segments(chunks if ring is None else [chunk for chunk in chunks if not shared(chunk)]))
-    jobs = [_Job(segment, open_file(segment.file), number, ring) for number, segment in enumerate(common)]
-    jobs += [_Job(segment, open_file(segment.file)) for segment in rest]
+    jobs = [
+        _Job(segment, open_file(segment.file), number, ring)
+        for ring, common in shared
+        for number, segment in enumerate(segments(common, ring.segment_bytes))
+    ]
+    jobs += [_Job(segment, open_file(segment.file)) for segment in segments(chunks)]
     from_disk = [job for job in jobs if job.from_disk]
     for job, later in zip(from_disk, [*from_disk[READERS:], *[None] * READERS], strict=False):
         job.later = later
@@ -162,7 +169,7 @@ def read_chunks(
             for future in running:
                 future.result()
         except BaseException:
-            if ring is not None:
+            for ring, _ in shared:
                 ring.leave()
             readers.shutdown(wait=False, cancel_futures=True)
             copiers.shutdown(wait=False, cancel_futures=True)
@@ -205,7 +212,7 @@ class _Job:
             return copied
         if (found := self.ring.find(self.number)) is not None:
             slot, crc = found
-            copied = self.segment.copy(slot[: self.segment.bytes])
+            copied = self.segment.copy(self.segment.within(slot))
             self.ring.release(self.number)
             if _crc_of(copied) == crc:
                 return copied

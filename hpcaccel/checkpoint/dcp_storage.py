@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -30,9 +30,9 @@ from torch.futures import Future
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
 from hpcaccel.checkpoint.chunk_reading import read_chunks
-from hpcaccel.checkpoint.chunk_targets import chunk_targets, wrong_crc
+from hpcaccel.checkpoint.chunk_targets import ChunkTarget, chunk_targets, wrong_crc
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
-from hpcaccel.checkpoint.node_sharing import Offer, Share, offer, open_ring
+from hpcaccel.checkpoint.node_sharing import LEAST_PART_BYTES, WHOLE, Offer, Share, offer, open_rings
 from hpcaccel.checkpoint.shard_files import crc32, rank_file, why_not_written
 from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, SnapshotMemory, raw_bytes, stream
 from hpcaccel.checkpoint.stored_file import StoredFile
@@ -131,8 +131,8 @@ class ShardReader(StorageReader):
     def __init__(self, directory: Path, index: Index | None = None) -> None:
         self._directory = Path(directory)
         self._index = index
-        self._common: set[str] = set()
-        self._share: Share | None = None
+        self._kinds: Mapping[str, str] = {}
+        self._shares: Mapping[str, Share] = {}
 
     @property
     def index(self) -> Index:
@@ -166,12 +166,17 @@ class ShardReader(StorageReader):
         targets = [planner.resolve_tensor(item).detach() for item in plan.items]
         pieces = [self.index.pieces[item.storage_index] for item in plan.items]
         chunks = chunk_targets(zip(pieces, plan.items, targets, strict=True), self.index.tensor)
-        ring = open_ring(self._share)
+        rings = open_rings(self._shares)
+        common: dict[str, list[ChunkTarget]] = {kind: [] for kind in rings}
+        alone: list[ChunkTarget] = []
+        for chunk in chunks:
+            kind = self._kind(chunk.key, chunk.piece)
+            (alone if kind is None else common.get(kind, alone)).append(chunk)
         try:
             with self._files() as open_file:
-                read_chunks(chunks, open_file, ring, lambda chunk: chunk.key in self._common)
+                read_chunks(alone, open_file, [(rings[kind], common[kind]) for kind in rings])
         finally:
-            if ring is not None:
+            for ring in rings.values():
                 ring.close()
         for item, target in zip(plan.items, targets, strict=True):
             planner.commit_tensor(item, target)
@@ -179,19 +184,27 @@ class ShardReader(StorageReader):
         done.set_result(None)
         return done
 
-    def offer(self, plan: LoadPlan, common: set[str]) -> Offer | None:
+    def offer(self, plan: LoadPlan, kinds: Mapping[str, str]) -> Offer | None:
         """What this rank can share with other ranks of its node; see ``node_sharing``.
 
         Args:
-            common: the keys that other ranks of the node may read too.
+            kinds: the kinds of the tensors, by key, that other ranks of the node may read too; ``WHOLE`` for a tensor
+                that is not distributed.
         """
-        self._common = common
+        self._kinds = kinds
         indices = (item.storage_index for item in plan.items)
-        return offer(self.index.pieces[index] for index in indices if index.fqn in common)
+        found = ((index.fqn, self.index.pieces[index]) for index in indices)
+        return offer((kind, piece) for key, piece in found if (kind := self._kind(key, piece)) is not None)
 
-    def share(self, share: Share | None) -> None:
-        """Read together with the ranks of a group."""
-        self._share = share
+    def _kind(self, key: str, piece: Piece) -> str | None:
+        """The kind of a chunk that is shared; None for one that is not. Small parts of distributed tensors are not: the
+        ranks that need the same parts of the large tensors may need different ones of those."""
+        kind = self._kinds.get(key)
+        return None if kind != WHOLE and piece.stored < LEAST_PART_BYTES else kind
+
+    def share(self, shares: Mapping[str, Share]) -> None:
+        """Read together with the ranks of groups, by kind."""
+        self._shares = shares
 
     def read_bytes(self, key: str) -> bytes:
         """All bytes of a tensor that was written in one chunk.

@@ -23,7 +23,7 @@ from hpcaccel.checkpoint.attached_files import check_attached
 from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.guarantees import Guarantee, describe_sources, differences, rank_sources
 from hpcaccel.checkpoint.manifest_writer import Index
-from hpcaccel.checkpoint.node_sharing import Offer, groups
+from hpcaccel.checkpoint.node_sharing import WHOLE, Offer, groups
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.restore import Restorer
 from hpcaccel.checkpoint.training_state import OWN_KEYS, SHARED_TREE, TrainingState, rank_tree
@@ -258,8 +258,14 @@ def _read_tensors(
         tensors = targets()
         planner.set_up_planner(tensors, reader.read_metadata(), ranks.is_first)
         plan = planner.finish_plan(planner.create_local_plan())
-        whole = {key for key, tensor in tensors.items() if not isinstance(tensor, DTensor)}
-        return reader.offer(plan, {key for key in whole if not key.startswith(OWN_KEYS)})
+        return reader.offer(
+            plan,
+            {
+                key: str(tensor.placements) if isinstance(tensor, DTensor) else WHOLE
+                for key, tensor in tensors.items()
+                if not key.startswith(OWN_KEYS)
+            },
+        )
 
     reader.share(ranks.reduce_scatter(what, plan_local, groups))
     fetch({reader.index.pieces[item.storage_index].file for item in plan.items})

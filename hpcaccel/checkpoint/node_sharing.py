@@ -1,8 +1,12 @@
 """Memory through which the ranks of a node share what they read, so that each byte is read from the disk once a node.
 
-Ranks that need the same chunks (all ranks of DDP) form a group. Each reads every ``count``-th segment from the disk,
-and copies the others from a ring of slots in shared memory. Nothing depends on the ring: a rank that waits too long for
-a segment, or finds a wrong CRC, reads the segment itself.
+Ranks that need the same chunks form a group: all ranks of DDP, the replicas of a shard in hybrid sharding, or the ranks
+among which a chunk is divided since there are more of them than at the save. Each reads every ``count``-th segment from
+the disk, and copies the others from a ring of slots in shared memory. Nothing depends on the ring: a rank that waits
+too long for a segment, or finds a wrong CRC, reads the segment itself.
+
+A rank may belong to several groups: tensors that are distributed in the same way, such as all that are not distributed
+at all, are compared with those of the other ranks as one *kind*.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import socket
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -24,7 +28,17 @@ from hpcaccel.checkpoint.manifest_writer import Piece
 from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, up_to_block
 from hpcaccel.core.free_memory import available_bytes
 
-__all__ = ["Offer", "Share", "SharedRing", "groups", "offer", "open_ring"]
+__all__ = [
+    "LEAST_PART_BYTES",
+    "WHOLE",
+    "Offer",
+    "Share",
+    "SharedRing",
+    "groups",
+    "offer",
+    "open_ring",
+    "open_rings",
+]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -33,64 +47,83 @@ SHARED_MEMORY = Path("/dev/shm")
 RING_BYTES = 32 << 20
 LEAST_BYTES = 16 << 20
 """Ranks that have fewer bytes in common do not share them: setting up a ring takes time too."""
+LEAST_PART_BYTES = 64 << 10
+"""Smaller parts of distributed tensors are not shared."""
 MOST_RANKS = 64
+MOST_RINGS = 3
+"""Maximum number of kinds that a rank shares: each has a ring of its own."""
 SLOTS = 4
 """Slots of each rank of the group, so that a reader need not wait for the slowest rank after each segment."""
 PATIENCE_SECONDS = 10.0
 """A rank that has waited this long reads alone from then on."""
 PAUSES_SECONDS = (0.0001, 0.002)
 JOINED, CLOSED = 1, 2
+WHOLE = "whole"
+"""The kind of the tensors that are not distributed."""
 
-Offer = tuple[str, str]
-"""The node of a rank, and a digest of the chunks that the rank can share."""
+Offer = tuple[str, dict[str, str]]
+"""The node of a rank, and by kind a digest of the chunks that the rank can share."""
 
 
 class Share(NamedTuple):
-    """A rank's place in its group: the name of the ring, its position, and the number of ranks."""
+    """A rank's place in a group: the name of the ring, its position, and the number of ranks."""
 
     name: str
     position: int
     ranks: int
 
 
-def offer(pieces: Iterable[Piece]) -> Offer | None:
+def offer(pieces: Iterable[tuple[str, Piece]]) -> Offer | None:
     """What this rank can share; None if that is too little, or if shared memory is missing or short.
 
     Args:
-        pieces: the chunks that it reads and that other ranks may read too.
+        pieces: the chunks that it reads and that other ranks may read too, each with its kind.
     """
-    places = sorted({(piece.file, piece.offset, piece.stored) for piece in pieces})
-    free = available_bytes()
-    if sum(stored for _, _, stored in places) < LEAST_BYTES or (free is not None and free < 4 * RING_BYTES):
+    places: defaultdict[str, set[tuple[str, int, int]]] = defaultdict(set)
+    for kind, piece in pieces:
+        places[kind].add((piece.file, piece.offset, piece.stored))
+    sizes = {kind: sum(stored for _, _, stored in found) for kind, found in places.items()}
+    largest = sorted((kind for kind, size in sizes.items() if size >= LEAST_BYTES), key=lambda kind: -sizes[kind])
+    kinds = largest[:MOST_RINGS]
+    free = available_bytes() if kinds else 0
+    if not kinds or (free is not None and free < 4 * RING_BYTES * len(kinds)):
         return None
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         device = SHARED_MEMORY.stat().st_dev  # containers on one machine may have their own
     except OSError:
         return None
-    digest = hashlib.sha256(repr(places).encode()).hexdigest()
-    return f"{socket.gethostname()} {boot} {device} {os.getuid()}", digest
+    node = _digest((socket.gethostname(), boot, device, os.getuid()))
+    return node, {kind: _digest(sorted(places[kind])) for kind in kinds}
 
 
-def groups(offers: Sequence[Offer | None]) -> list[Share | None]:
-    """For each rank its place in a group of ranks with equal offers; None if no other rank has the same."""
-    members: defaultdict[Offer, list[int]] = defaultdict(list)
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:32]
+
+
+def groups(offers: Sequence[Offer | None]) -> list[dict[str, Share]]:
+    """For each rank, by kind, its place in a group of ranks with equal chunks of this kind."""
+    members: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for rank, made in enumerate(offers):
-        if made is not None:
-            members[made].append(rank)
-    shares: list[Share | None] = [None] * len(offers)
-    for ranks in members.values():
+        for kind, digest in made[1].items() if made is not None else ():
+            members[made[0], kind, digest].append(rank)
+    shares: list[dict[str, Share]] = [{} for _ in offers]
+    for (_, kind, _), ranks in members.items():
         if 1 < len(ranks) <= MOST_RANKS:
             name = f"hpcaccel-load-{secrets.token_hex(16)}"
             for position, rank in enumerate(ranks):
-                shares[rank] = Share(name, position, len(ranks))
+                shares[rank][kind] = Share(name, position, len(ranks))
     return shares
 
 
-def open_ring(share: Share | None) -> SharedRing | None:
-    """The ring of a group; None if there is no group, or no memory for the ring."""
-    if share is None:
-        return None
+def open_rings(shares: Mapping[str, Share]) -> dict[str, SharedRing]:
+    """The rings of a rank's groups, in an order that is the same on all ranks."""
+    rings = {kind: open_ring(shares[kind]) for kind in sorted(shares)}
+    return {kind: ring for kind, ring in rings.items() if ring is not None}
+
+
+def open_ring(share: Share) -> SharedRing | None:
+    """The ring of a group; None if there is no memory for it."""
     try:
         return SharedRing(share)
     except OSError as error:
@@ -116,12 +149,13 @@ class SharedRing:
         self._filled_at = 8 * self.count
         self._taken_at = self._filled_at + 16 * slots
         self._slots_at = up_to_block(self._taken_at + 8 * slots * self.count)
-        self.slot_bytes = RING_BYTES // slots // BLOCK_BYTES * BLOCK_BYTES
+        self.segment_bytes = RING_BYTES // slots // BLOCK_BYTES * BLOCK_BYTES
+        self._slot_bytes = self.segment_bytes + BLOCK_BYTES  # a segment need not begin at a block of the file
         self._over = False
         path = SHARED_MEMORY / share.name
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            size = self._slots_at + slots * self.slot_bytes
+            size = self._slots_at + slots * self._slot_bytes
             os.posix_fallocate(self._fd, 0, size)
             self._view = memoryview(mmap.mmap(self._fd, size))
         except BaseException:
@@ -186,8 +220,8 @@ class SharedRing:
         return number % self.count * SLOTS + number // self.count % SLOTS
 
     def _memory(self, number: int) -> memoryview:
-        at = self._slots_at + self._slot(number) * self.slot_bytes
-        return self._view[at : at + self.slot_bytes]
+        at = self._slots_at + self._slot(number) * self._slot_bytes
+        return self._view[at : at + self._slot_bytes]
 
     def _wait(self, ready: Callable[[], T | None]) -> T | None:
         pause, longest = PAUSES_SECONDS

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import mmap
 import os
 import threading
@@ -20,6 +21,8 @@ from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, disable_direct, open_di
 from hpcaccel.errors import Damaged
 
 __all__ = ["StoredFile", "huge_pages"]
+
+log = logging.getLogger(__name__)
 
 BOUNCE_BYTES = 2 << 20
 """Maximum size of a thread's read buffer. What has been read is copied while it is in the CPU cache."""
@@ -65,14 +68,17 @@ class StoredFile:
             yield memory[skip : skip + count]
             offset += count
 
-    def read_blocks(self, memory: memoryview, offset: int, key: str) -> None:
-        """Fill ``memory`` without a buffer in between. Its address, its length and ``offset`` are multiples of a
-        block."""
-        done = 0
-        while done < len(memory):
+    def read_blocks(self, memory: memoryview, offset: int, key: str, *, least: int | None = None) -> None:
+        """Fill ``memory`` without a buffer in between. Its address, its length and ``offset`` are multiples of a block.
+
+        Args:
+            least: number of bytes after which the file may end (default: all of ``memory``).
+        """
+        done, wanted = 0, len(memory) if least is None else least
+        while done < wanted:
             count = self._pread(memory[done:], offset + done)
             if count <= 0:
-                raise Damaged(f"{self.path} ends before byte {offset + len(memory)}, inside {key}")
+                raise Damaged(f"{self.path} ends before byte {offset + wanted}, inside {key}")
             done += count
 
     def _pread(self, memory: memoryview, offset: int) -> int:
@@ -84,6 +90,7 @@ class StoredFile:
                 raise Damaged(f"{self.path} cannot be read at byte {offset}: {error.strerror}") from None
             if error.errno != errno.EINVAL or not direct:
                 raise
+        log.debug("%s is read through the page cache: its file system rejected a direct read", self.path)
         disable_direct(self.descriptor)
         self._direct = False
         return os.preadv(self.descriptor, [memory], offset)

@@ -1,72 +1,33 @@
-"""Reading of large chunks: in segments by several threads, into aligned memory, shared by the ranks of a node."""
-
-import errno
-import os
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+"""Reading of large chunks: in segments by several threads, into aligned memory."""
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from hpcaccel.checkpoint import (
     CheckpointEngine,
     TrainingState,
-    chunk_reading,
     chunk_targets,
-    node_sharing,
 )
-from hpcaccel.checkpoint.dcp_storage import ShardReader, ShardWriter
-from hpcaccel.checkpoint.manifest_writer import Piece
-from hpcaccel.checkpoint.node_sharing import Share, SharedRing, groups, offer, open_ring
+from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.stored_file import StoredFile, huge_pages
-from hpcaccel.errors import Damaged
+from tests.checkpoint.chunks import SIZES, empty_like, note_reads, same, save_tensors
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.world import run_ranks
 
-FACTS = {"step": 1, "epoch": 0, "world_size": 1, "guarantee": "state-exact"}
-SIZES = (3, 9001, 17, 2048, 40, 1, 30000)
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
 @pytest.fixture
 def tensors(tmp_path, monkeypatch):
-    """Saved tensors; they are read in segments of a few blocks, so that small tensors have several."""
-    monkeypatch.setattr(chunk_reading, "SEGMENT_BYTES", 8192)
-    monkeypatch.setattr(chunk_reading, "BATCH_BYTES", 4096)
-    found = {f"t{number}": torch.randn(size) for number, size in enumerate(SIZES)}
-    dcp.save(found, storage_writer=ShardWriter(tmp_path, rank=0, facts=FACTS))
-    return found
+    return save_tensors(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The bytes that are read from the disk: begin and end of each range."""
-    found = []
-    parts, blocks = StoredFile.parts, StoredFile.read_blocks
-
-    def note_parts(self, offset, length, key):
-        found.append((offset, offset + length))
-        return parts(self, offset, length, key)
-
-    def note_blocks(self, memory, offset, key):
-        found.append((offset, offset + len(memory)))
-        blocks(self, memory, offset, key)
-
-    monkeypatch.setattr(StoredFile, "parts", note_parts)
-    monkeypatch.setattr(StoredFile, "read_blocks", note_blocks)
-    return found
-
-
-def empty_like(tensors):
-    return {key: torch.zeros_like(tensor) for key, tensor in tensors.items()}
-
-
-def same(targets, tensors):
-    return all(torch.equal(targets[key], tensors[key]) for key in tensors)
+    return note_reads(monkeypatch)
 
 
 def test_chunk_is_read_in_several_segments(tmp_path, tensors, reads):
@@ -182,138 +143,3 @@ def test_tensor_that_is_not_in_host_memory_receives_the_bytes_in_steps(tmp_path,
     targets = empty_like(tensors)
     dcp.load(targets, storage_reader=ShardReader(tmp_path))
     assert same(targets, tensors)
-
-
-# -- shared by the ranks of a node
-
-
-def load_together(directory, shares, targets):
-    """Load in one thread for each rank. Returns each rank's error, or None."""
-
-    def load(share, target):
-        reader = ShardReader(directory)
-        reader._common = set(target)
-        reader.share(share)
-        try:
-            dcp.load(target, storage_reader=reader)
-        except dcp.CheckpointException as error:
-            return str(error)
-        return None
-
-    with ThreadPoolExecutor(len(shares)) as ranks:
-        return list(ranks.map(load, shares, targets))
-
-
-@pytest.fixture
-def ring(tmp_path, monkeypatch):
-    """Rings of small slots, in a directory."""
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    monkeypatch.setattr(node_sharing, "SHARED_MEMORY", folder)
-    monkeypatch.setattr(node_sharing, "RING_BYTES", 3 * 4 * 8192)
-    monkeypatch.setattr(node_sharing, "LEAST_BYTES", 1)
-    return folder
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_each_byte_is_read_by_one_rank_of_the_node(tmp_path, tensors, reads, ring, count):
-    targets = [empty_like(tensors) for _ in range(count)]
-    assert load_together(tmp_path, [Share("ring", rank, count) for rank in range(count)], targets) == [None] * count
-    assert all(same(target, tensors) for target in targets)
-    ordered = sorted(reads)
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(ordered))
-    assert list(ring.iterdir()) == []
-
-
-def test_damage_is_found_by_all_ranks_that_share(tmp_path, tensors, ring):
-    flip(tmp_path / "rank_00000.bin", 60_000)
-    errors = load_together(tmp_path, [Share("ring", rank, 2) for rank in range(2)], [empty_like(tensors)] * 2)
-    assert all("is damaged: the CRC of t6" in error for error in errors)
-
-
-def test_rank_reads_alone_if_the_others_do_not_come(tmp_path, tensors, ring, monkeypatch):
-    monkeypatch.setattr(node_sharing, "PATIENCE_SECONDS", 0.1)
-    target = empty_like(tensors)
-    assert load_together(tmp_path, [Share("ring", 1, 2)], [target]) == [None]
-    assert same(target, tensors)
-
-
-def test_segment_with_wrong_bytes_in_the_ring_is_read_again(tmp_path, tensors, ring, monkeypatch):
-    publish = SharedRing.publish
-    monkeypatch.setattr(SharedRing, "publish", lambda self, number, crc: publish(self, number, crc ^ 1))
-    targets = [empty_like(tensors) for _ in range(2)]
-    assert load_together(tmp_path, [Share("ring", rank, 2) for rank in range(2)], targets) == [None, None]
-    assert all(same(target, tensors) for target in targets)
-
-
-def test_ranks_read_alone_without_memory_for_a_ring(tmp_path, tensors, ring, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    assert open_ring(Share("ring", 0, 2)) is None
-    assert list(ring.iterdir()) == []
-
-
-def test_only_ranks_of_one_node_with_the_same_chunks_share(ring, monkeypatch):
-    pieces = [Piece("rank_00000.bin", offset, 100, 128, 0) for offset in (0, 128)]
-    here, less = offer(pieces), offer(pieces[:1])
-    assert here == offer(reversed(pieces)) != less
-    shares = groups([here, less, None, here, ("another node", here[1]), here])
-    assert [share and (share.position, share.ranks) for share in shares] == [(0, 3), None, None, (1, 3), None, (2, 3)]
-    assert len({share.name for share in shares if share}) == 1
-    monkeypatch.setattr(node_sharing, "available_bytes", lambda: node_sharing.RING_BYTES)
-    assert offer(pieces) is None
-    monkeypatch.setattr(node_sharing, "available_bytes", lambda: None)
-    monkeypatch.setattr(node_sharing, "LEAST_BYTES", 1000)
-    assert offer(pieces) is None
-    monkeypatch.setattr(node_sharing, "LEAST_BYTES", 1)
-    monkeypatch.setattr(node_sharing, "SHARED_MEMORY", ring / "missing")
-    assert offer(pieces) is None
-
-
-def _load_ddp(rank, directory):
-    node_sharing.LEAST_BYTES = 1
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(700, 900))
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(2, 700)).sum().backward()
-    optimizer.step()
-    engine = CheckpointEngine(directory, rank=rank, world_size=2)
-    path = engine.save(TrainingState([model], [optimizer]), step=1)
-    kept = [value.clone() for value in model.parameters()]
-    moments = [value["exp_avg"].clone() for value in optimizer.state.values()]
-    for value in [*model.parameters(), *(state["exp_avg"] for state in optimizer.state.values())]:
-        value.detach().zero_()
-    read, shared, parts, find = [0], [0], StoredFile.parts, SharedRing.find
-
-    def note(self, offset, length, key):
-        read[0] += length
-        return parts(self, offset, length, key)
-
-    def found(self, number):
-        shared[0] += 1
-        return find(self, number)
-
-    StoredFile.parts, SharedRing.find = note, found
-    if rank == 0 and directory.name == "damaged":
-        flip(next(path.glob("rank_0000*.bin")), 5000)
-    try:
-        engine.load(path, TrainingState([model], [optimizer]), fall_back=False)
-    except Damaged as error:
-        return str(error)
-    equal = all(torch.equal(*pair) for pair in zip(kept, model.parameters(), strict=True))
-    states = [state["exp_avg"] for state in optimizer.state.values()]
-    return equal and all(torch.equal(*pair) for pair in zip(moments, states, strict=True)), read[0], shared[0]
-
-
-def test_ddp_ranks_read_each_byte_once_together(tmp_path):
-    first, second = run_ranks(_load_ddp, tmp_path / "good")
-    size = sum(path.stat().st_size for path in (tmp_path / "good/step_00000001").glob("rank_*.bin"))
-    assert first[0]
-    assert second[0]
-    assert first[2] + second[2] > 0
-    assert first[1] + second[1] < 1.1 * size
-    messages = run_ranks(_load_ddp, tmp_path / "damaged")
-    assert messages[0] == messages[1]
-    assert "is damaged" in messages[0]
