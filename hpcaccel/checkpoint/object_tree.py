@@ -2,8 +2,9 @@
 
 torch's ``gather_object`` first passes the sizes through all ranks one after the other, pads every object to the size of
 the largest one, and lets rank 0 receive from each rank. Here rank 0 receives ``log2(ranks)`` messages, each of which
-contains the objects of a subtree without padding. Rank r's parent is r without its lowest set bit; rank r's children
-are r + 1, r + 2, r + 4 … below its lowest set bit.
+contains the objects of a subtree without padding. Equal objects of neighbouring ranks travel once, so that the messages
+of ranks that all agree do not grow with their number. Rank r's parent is r without its lowest set bit; rank r's
+children are r + 1, r + 2, r + 4 … below its lowest set bit.
 """
 
 from __future__ import annotations
@@ -21,23 +22,30 @@ T = TypeVar("T")
 _TAG = 0x4B50
 """Tag of these messages: no other message between two ranks of a control group has it."""
 
+_Runs = list[tuple[int, int, bytes]]
+"""Equal objects of neighbouring ranks: the first rank, the number of ranks, the pickled object."""
+
 
 def gather(values: dict[int, T], group: dist.ProcessGroup | None) -> dict[int, T] | None:
     """Collect the ``values`` of all ranks of ``group``. Collective.
 
     Args:
-        values: this rank's values by rank; empty if it has none to contribute.
+        values: this rank's value by its rank; empty if it has none to contribute.
 
     Returns:
         On the group's rank 0 the values of all ranks, on the other ranks None.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    collected = dict(values)
+    runs: _Runs = [(number, 1, pickle.dumps(value)) for number, value in values.items()]
     for child in _children(rank, ranks):
-        collected |= _receive(child, group)
+        runs = _joined(runs, _receive(child, group))
     if rank == 0:
-        return collected
-    _send(collected, _parent(rank), group)
+        return {
+            first + offset: pickle.loads(data)  # noqa: S301 (pickled by another rank of this training)
+            for first, count, data in runs
+            for offset in range(count)
+        }
+    _send(runs, _parent(rank), group)
     return None
 
 
@@ -69,6 +77,15 @@ def _children(rank: int, ranks: int) -> list[int]:
         found.append(rank + distance)
         distance *= 2
     return found
+
+
+def _joined(runs: _Runs, more: _Runs) -> _Runs:
+    """``runs`` and those of the ranks after them."""
+    if runs and more:
+        (first, count, data), (next_first, next_count, next_data) = runs[-1], more[0]
+        if first + count == next_first and data == next_data:
+            return [*runs[:-1], (first, count + next_count, data), *more[1:]]
+    return [*runs, *more]
 
 
 def _send(value: Any, to: int, group: dist.ProcessGroup | None) -> None:

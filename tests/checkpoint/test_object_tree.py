@@ -37,6 +37,27 @@ def test_values_of_different_sizes_reach_rank_0_and_parts_reach_their_rank():
         assert scattered <= 2 * math.ceil(math.log2(RANKS))
 
 
+def equal_answers(rank):
+    received = []
+    receive = object_tree._receive
+    object_tree._receive = lambda *args: received.append(receive(*args)) or received[-1]
+    found = [object_tree.gather({rank: [rank == odd]}, None) for odd in (RANKS, 2)]
+    some = object_tree.gather({rank: "here"} if rank in (1, 3) else {}, None)
+    return found, some, [[run[:2] for run in runs] for runs in received]
+
+
+def test_equal_answers_of_neighbours_travel_once():
+    results = run_ranks(equal_answers, world_size=RANKS)
+    found, some, received = results[0]
+    assert found == [{rank: [False] for rank in range(RANKS)}, {rank: [rank == 2] for rank in range(RANKS)}]
+    assert len({id(value) for value in found[0].values()}) == RANKS  # not one list for all ranks
+    assert some == {1: "here", 3: "here"}
+    equal, odd, few = received[:3], received[3:6], received[6:]
+    assert equal == [[(1, 1)], [(2, 2)], [(4, 1)]]
+    assert odd == [[(1, 1)], [(2, 1), (3, 1)], [(4, 1)]]
+    assert few == [[(1, 1)], [(3, 1)], []]
+
+
 def errors(rank):
     ranks = CheckpointRanks(rank=rank, world_size=RANKS)
     messages = []

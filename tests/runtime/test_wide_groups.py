@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -40,6 +43,37 @@ def test_connections_are_made_on_demand_in_wide_groups_only(monkeypatch):
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "0")
     wide_groups.connect_on_demand(wide_groups.WIDE + 1)
     assert os.environ["TORCH_GLOO_LAZY_INIT"] == "0"
+
+
+STORE_OF_MANY = """
+import resource, sys
+from datetime import timedelta
+from types import SimpleNamespace
+from hpcaccel.runtime.distributed import rendezvous
+files, ranks = 64, 100
+resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+env = SimpleNamespace(rank=0, world_size=ranks, ports=(), master_addr="127.0.0.1", master_port=0)
+store = rendezvous._make(env, "env://", timedelta(seconds=30))
+others = [rendezvous._tcp_store("127.0.0.1", store.port, timedelta(seconds=30), serves=False) for _ in range(ranks)]
+print([other.add("n", 1) for other in others][-1], resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_store_of_many_ranks_may_open_a_connection_to_each():
+    done = subprocess.run([sys.executable, "-c", STORE_OF_MANY], stdout=subprocess.PIPE, text=True, timeout=120)
+    assert done.stdout.split() == ["100", str(100 + wide_groups.OTHER_FILES)]
+
+
+def test_limit_of_open_files_is_never_lowered_and_not_above_the_hard_limit(monkeypatch):
+    limits, changed = [4096, 8192], []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: changed.append(new))
+    wide_groups.allow_connections(1024)
+    assert changed == []
+    wide_groups.allow_connections(16_384)
+    limits[1] = resource.RLIM_INFINITY
+    wide_groups.allow_connections(16_384)
+    assert changed == [(8192, 8192), (16_384 + wide_groups.OTHER_FILES, resource.RLIM_INFINITY)]
 
 
 def agreements(rank):
@@ -127,6 +161,65 @@ def test_calls_of_many_ranks_go_along_the_tree_and_large_data_along_the_ring():
         assert lengths == [400 * rank for rank in range(5)]
         assert (small, all_calls) == (0, 1)
         assert difference.strip().startswith("rank 0: e at ")
+
+
+def headers_first(rank):
+    import torch
+    import torch.distributed as dist
+
+    from hpcaccel.runtime.distributed.collectives import exchange as module
+    from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
+
+    wide_groups.WIDE = 1
+    wide_groups.RankTree.__init__.__kwdefaults__["width"] = 2
+    ranks, store = dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    watchdog = CollectiveWatchdog(
+        rank=rank, world_size=ranks, store=dist.PrefixStore("status", store), timeout_seconds=60.0
+    )
+    calls = module.Exchange(dist.new_group(backend="gloo"), watchdog)
+    gathered = []
+    gather = calls._tree.gather
+    calls._tree.gather = lambda table: gathered.append(table.shape[1] * table.element_size()) or gather(table)
+
+    def during(call):
+        gathered.clear()
+        return call(), list(gathered)
+
+    def outcome(call):
+        try:
+            return call().values
+        except module.ExchangeInterrupted as error:
+            return str(error).partition(" at ")[0]
+
+    lowest = -(2**63)
+    return [
+        during(lambda: calls.call("wait_for_everyone").values),
+        during(lambda: calls.call("max", value=lowest).values),
+        during(lambda: calls.call("gather", data=torch.full((8,), rank, dtype=torch.uint8)).table.tolist()),
+        during(lambda: calls.object_from(3, "from 3" if rank == 3 else None, what="broadcast")),
+        during(lambda: calls.object_from(3, "x" * 5000 if rank == 3 else None, what="broadcast")[-1]),
+        during(lambda: bytes(calls.call("none", source=1).data(1).tolist())),
+        during(lambda: calls.call("max", value=rank).values),
+        during(lambda: outcome(lambda: calls.call("memory", interrupts=rank == 2))),
+        during(lambda: calls.call("memory", interrupts=True).values),
+    ]
+
+
+def test_equal_calls_of_many_ranks_send_no_table_of_all_headers():
+    """A table has a row for each rank: its bytes would grow with the number of ranks."""
+    ranks = 5
+    for rank, found in enumerate(run_ranks(headers_first, world_size=ranks)):
+        assert found == [
+            ([0] * ranks, []),
+            ([-(2**63)] * ranks, []),
+            ([[each] * 8 for each in range(ranks)], [8]),
+            ("from 3", []),
+            ("x", []),
+            (b"", []),
+            (list(range(ranks)), [256]),
+            ([0] * ranks if rank == 2 else "rank 2 aborted memory", [256]),
+            ([0] * ranks, []),
+        ]
 
 
 def missing(rank):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.records import RunRecord
 from hpcaccel.core.run_dir import RunDir, state_home
 from hpcaccel.errors import RunNotFound
 from hpcaccel.submission import Run, RunArray, all_runs, find_run
@@ -57,6 +58,31 @@ def test_run_is_found_without_an_index(project: Project, home: Path) -> None:
     run = project.queue()
     shutil.rmtree(home / "state")
     assert find_run("demo").path == run.path
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_search_by_id_or_name_looks_only_at_the_runs_of_this_id_or_name(
+    project: Project, home: Path, monkeypatch: pytest.MonkeyPatch, index: bool
+) -> None:
+    first, last, other = project.queue(), project.queue(), project.queue(name="other")
+    if not index:
+        shutil.rmtree(home / "state")
+    read: list[str] = []
+    whole = find.read_record
+
+    def noted(run: RunDir) -> RunRecord:
+        read.append(run.run_id)
+        return whole(run)
+
+    monkeypatch.setattr(find, "read_record", noted)
+    monkeypatch.setattr(find, "known_runs", lambda runs_dir=None: pytest.fail("looked at all runs"))
+    assert find_run("demo").path == last.path
+    assert find_run("other").path == other.path
+    assert read == [last.run_id, other.run_id]
+    if index:
+        assert find_run(first.run_id).path == first.path
+    shutil.rmtree(last.path)
+    assert find_run("demo").path == first.path
 
 
 def test_ambiguous_id_prefix_lists_all_matching_runs(project: Project) -> None:

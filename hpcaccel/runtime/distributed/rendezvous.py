@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.runtime.distributed.rank_env import RankEnvironment, is_set
+from hpcaccel.runtime.distributed.wide_groups import allow_connections
 
 if TYPE_CHECKING:
     from hpcaccel.runtime.distributed.port_discovery import PortDiscovery
@@ -71,6 +72,8 @@ def base_store(env: RankEnvironment, *, init_method: str | None = None, timeout:
 
 
 def _make(env: RankEnvironment, init_method: str, timeout: timedelta) -> Any:
+    if env.rank == 0:
+        allow_connections(env.world_size)
     try:
         if init_method != "env://":
             rendezvous = dist.rendezvous

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-__all__ = ["WIDE", "WIDTH", "RankTree", "connect_on_demand", "tree_levels"]
+__all__ = ["WIDE", "WIDTH", "RankTree", "allow_connections", "connect_on_demand", "tree_levels"]
 
 WIDE = 64
 """Largest number of ranks that gloo connects with each other in advance, and that reduce along one ring."""
 WIDTH = 16
 """Number of ranks of a group in the tree."""
+OTHER_FILES = 512
+"""Open files of rank 0 besides the store's connections: data, modules, connections of gloo and NCCL."""
 
 
 def connect_on_demand(ranks: int) -> None:
@@ -33,6 +36,19 @@ def connect_on_demand(ranks: int) -> None:
     """
     if ranks > WIDE:
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+
+
+def allow_connections(ranks: int) -> None:
+    """Raise this process's limit of open files, if the store needs more for a connection to each rank.
+
+    The usual limit, 1,024, is too small for a thousand ranks. It is raised up to the hard limit, which only the
+    administrator can raise, and only if needed: some programs close every number up to the limit in each new process.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ranks + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def tree_levels(rank: int, ranks: int, width: int = WIDTH) -> list[tuple[int, list[int]]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.registered_runs import RunIndex
+from hpcaccel.core.registered_runs import RunIndex, index_lines
 from hpcaccel.core.run_dir import RunDir, default_runs_dir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import HpcaccelError, RunNotFound
@@ -24,6 +25,7 @@ from hpcaccel.submission.runs.run_index import CachedOverview, DirectoryStat
 __all__ = ["FoundRun", "KnownRuns", "all_runs", "find_run", "known_runs"]
 
 _SHOWN = 5
+_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def find_run(
         raise RunNotFound("the run name is empty: give a run ID, a name, a job ID or a path")
     if (found := _by_path(token)) is not None:
         return open_run(found, slurm=slurm)
+    if (named := _by_index(token, runs_dir, only_sweeps=only_sweeps)) is not None:
+        return open_run(named, slurm=slurm)
     runs = known_runs(runs_dir)
     sweeps = [run for run in runs if run.kind == "sweep"] if only_sweeps else runs
     for search, among in ((_by_id, runs), (_by_name, sweeps), (_by_job_id, runs), (_by_prefix, sweeps)):
@@ -91,6 +95,30 @@ def find_run(
 def _by_path(token: str) -> Path | None:
     run = RunDir(token) if os.sep in token else None
     return run.path if run is not None and run.record.exists() else None
+
+
+def _by_index(token: str, runs_dir: Path | None, *, only_sweeps: bool) -> Path | None:
+    """The run with this run ID, or the latest run of this name, according to the index or ``<runs_dir>/<name>``.
+
+    Reads the folders of these runs only. The other searches look at all runs, which takes minutes on a shared file
+    system if there are a million of them. None if this search does not find the run.
+    """
+    if os.sep in token or token.startswith("."):
+        return None
+    is_id = _RUN_ID.fullmatch(token) is not None
+    field = "run_id" if is_id else "name"
+    paths = [line["path"] for line in index_lines() if line.get(field) == token and isinstance(line.get("path"), str)]
+    if not is_id:
+        paths += _folders(str((runs_dir or default_runs_dir()).absolute() / token))
+    newest_first = sorted(dict.fromkeys(map(os.path.abspath, paths)), key=os.path.basename, reverse=True)
+    for path in newest_first:
+        try:
+            record = read_record(RunDir(path))
+        except (HpcaccelError, OSError):
+            continue  # deleted, or damaged
+        if os.path.basename(path) == token or (record.name == token and (record.kind == "sweep" or not only_sweeps)):
+            return Path(path)
+    return None
 
 
 def _by_id(token: str, runs: list[FoundRun]) -> Path | None:

@@ -2,8 +2,12 @@
 
 An exchange starts with one all-gather of fixed size. If ranks make different calls, or the same call with different
 shapes, all ranks raise an error at once instead of hanging or mixing their data. Up to ``INLINE_BYTES`` bytes of data
-are sent in this first message; more data needs a second collective. More than ``wide_groups.WIDE`` ranks exchange
-messages of up to ``TREE_BYTES`` bytes along a tree; other messages go along gloo's ring.
+are sent in this first message; more data needs a second collective.
+
+More than ``wide_groups.WIDE`` ranks first reduce the smallest and the largest of their headers along a tree. If the
+headers are equal, as in ``wait_for_everyone``, no rank receives those of the others: the bytes of a call without data
+do not grow with the number of ranks. Messages of up to ``TREE_BYTES`` bytes go along the tree, larger ones along
+gloo's ring.
 """
 
 from __future__ import annotations
@@ -117,6 +121,8 @@ class Exchange:
         number = self.watchdog.enter()
         size = 0 if data is None else data.numel()
         header = [_INTERRUPTION if interrupts else zlib.crc32(what.encode()), zlib.crc32(form.encode()), value, size]
+        if (equal := self._equal_headers(header, source, what, number, limit)) is not None:
+            return self._data_of(equal, data, source, what, number, limit)
         self._header[:] = header
         if data is not None and size <= INLINE_BYTES:
             self._inline[:size] = data
@@ -129,16 +135,10 @@ class Exchange:
             if not interrupts:
                 raise ExchangeInterrupted(f"{ranks_text(interrupting)} aborted {what} at {call_site()}: out of memory")
             return RankMessages(headers, self._inline_table[:, :0])
-        sizes = [other[3] for other in headers]
-        longest = max(sizes)
+        longest = max(other[3] for other in headers)
         if longest <= INLINE_BYTES:
             return RankMessages(headers, self._inline_table[:, :longest].clone())
-        if source is None:
-            return RankMessages(headers, self._gather_bytes(data, sizes, what, number, limit))
-        box = torch.empty(sizes[source], dtype=torch.uint8) if data is None else data
-        work = dist.broadcast(box, src=source, group=self.group, async_op=True)
-        self.watchdog.wait(work, what, number=number, limit=limit)
-        return RankMessages(headers, box[None], source)
+        return self._data_of(headers, data, source, what, number, limit)
 
     def wait(self, work: Any, what: str, limit: float | None = None) -> None:
         """Wait for ``work``, a further collective of the latest call.
@@ -158,6 +158,44 @@ class Exchange:
         is_source = self.watchdog.rank == source
         messages = self.call(what, form=form, data=_pickled(value) if is_source else None, source=source)
         return value if is_source else _unpickled(messages.data(source))
+
+    def _equal_headers(
+        self, header: list[int], source: int | None, what: str, number: int, limit: float | None
+    ) -> list[list[int]] | None:
+        """All ranks' headers, if there is a tree and they are equal. If only ``source`` sends data, its number of bytes
+        may differ from the others' zero. Else None, on all ranks."""
+        if self._tree is None:
+            return None
+        bounds = torch.tensor([*header, *(~field for field in header)])
+        self.watchdog.wait(self._tree.reduce(bounds, dist.ReduceOp.MAX), what, number=number, limit=limit)
+        found = bounds.tolist()
+        equal = [high == ~low for high, low in zip(found[:HEADER_WORDS], found[HEADER_WORDS:], strict=True)]
+        if not all(equal[:3]) or (source is None and not equal[3]):
+            return None
+        headers = [[*header[:3], 0 if source is not None else header[3]]] * self.watchdog.world_size
+        if source is not None:
+            headers[source] = [*header[:3], found[3]]
+        return headers
+
+    def _data_of(
+        self,
+        headers: list[list[int]],
+        data: torch.Tensor | None,
+        source: int | None,
+        what: str,
+        number: int,
+        limit: float | None,
+    ) -> RankMessages:
+        """The messages of a call whose data is not in the first message."""
+        sizes = [header[3] for header in headers]
+        if not any(sizes):
+            return RankMessages(headers, torch.empty(len(sizes), 0, dtype=torch.uint8))
+        if source is None:
+            return RankMessages(headers, self._gather_bytes(data, sizes, what, number, limit))
+        box = torch.empty(sizes[source], dtype=torch.uint8) if data is None else data
+        work = dist.broadcast(box, src=source, group=self.group, async_op=True)
+        self.watchdog.wait(work, what, number=number, limit=limit)
+        return RankMessages(headers, box[None], source)
 
     def _gather_bytes(
         self, data: torch.Tensor | None, sizes: Sequence[int], what: str, number: int, limit: float | None
