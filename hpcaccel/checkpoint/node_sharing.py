@@ -1,4 +1,4 @@
-"""Memory through which the ranks of a node share what they read, so that each byte is read from the disk once a node.
+"""Memory through which the ranks of a node share what they read, so that each byte is read once per node.
 
 Ranks that need the same chunks form a group: all ranks of DDP, the replicas of a shard in hybrid sharding, or the ranks
 among which a chunk is divided since there are more of them than at the save. Each reads every ``count``-th segment from

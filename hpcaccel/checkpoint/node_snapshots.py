@@ -147,7 +147,8 @@ class NodeSnapshots:
         if needed > LARGEST_PART * free:
             raise CheckpointError(
                 f"{copies} snapshots of {size / 1e9:.2f} GB per rank (ranks on this node: {self._local_world_size}) do "
-                f"not fit in {LARGEST_PART:.0%} of the {free / 1e9:.2f} GB of free memory and {self._folder.path}"
+                f"not fit in {LARGEST_PART:.0%} of the {free / 1e9:.2f} GB that are free in memory and in "
+                f"{self._folder.path}"
             )
 
     def _copy(

@@ -21,7 +21,7 @@ __all__ = ["write_snapshot"]
 log = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 << 20
-"""The clock is read once for so many bytes."""
+"""Number of bytes after which the clock is read again."""
 MARGIN_SECONDS = 1.0
 """Time before the deadline that is left for the end of the program."""
 

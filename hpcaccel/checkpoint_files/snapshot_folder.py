@@ -4,8 +4,8 @@
 with the replicas that another node has sent. ``<run>`` is the run directory's name and a hash of its path. The folders
 belong to one user (mode 700). While ranks of the run live, they hold a shared lock on ``<run>/lock``.
 
-The folder of a run outlives its ranks, and so a job of a batch system: ``remove`` deletes it at the run's end, and
-``remove_stale`` deletes those of runs that have left them behind.
+The folder of a run outlives its ranks and even its job: ``remove`` deletes it at the run's end, and ``remove_stale``
+deletes the folders of runs that ended without ``remove``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shell completion without the command line library: commands, options, runs, clusters, partitions, spec keys.
 
-Typer's script calls the program at each press of the tab key. Its own way imports all commands, pydantic with them,
-and takes half a second; this module reads ``completion.json``, which is made of the commands and the JSON Schemas
-(``make generated``).
+Typer's script calls the program at each press of the tab key. Typer's own completion imports all commands, and pydantic
+with them, which takes half a second. This module reads ``completion.json`` instead, which ``make generated`` generates
+from the commands and the JSON Schemas.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Offer(NamedTuple):
 
 
 def completed_for_shell(request: str, environ: Mapping[str, str]) -> tuple[int, str] | None:
-    """The exit code and the text for the shell whose completion script calls.
+    """The exit code and the output for the completion script of a shell.
 
     Args:
         request: ``complete_bash``, ``complete_zsh`` or ``complete_fish``, as Typer's script for the shell sets it.
         environ: variables that the script has set.
 
     Returns:
-        None for other requests: another shell, and the one for the script itself.
+        None for other requests: those of other shells, and the request for the script itself.
     """
     if request == "complete_bash":
         words = _split(environ.get("COMP_WORDS", ""))

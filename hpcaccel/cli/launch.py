@@ -37,7 +37,7 @@ def _help(flag: Any) -> str:
 
 
 def launch(context: typer.Context) -> None:
-    """Start a script on all GPUs of this machine, or of all nodes of the Slurm allocation that this is in.
+    """Start a script on all GPUs of this machine or, in a Slurm allocation, of all its nodes.
 
     Has the flags of Accelerate's launcher and of torchrun, with dashes or underscores. Default: one rank on each GPU,
     or one on the CPU. What comes after the script is passed to it.

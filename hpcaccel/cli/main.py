@@ -98,7 +98,7 @@ def _fail(messages: list[str], exit_code: int, *, hints: list[str] | None = None
 
 
 class Program(typer.Typer):
-    """The root app. It has only the commands that a command line needs: building all takes longer than many run."""
+    """The root app. It has only the commands that a command line needs: building all of them takes long."""
 
     def add(self, name: str) -> None:
         """Add the command or the group ``name``."""

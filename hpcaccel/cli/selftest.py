@@ -216,7 +216,7 @@ def _report(token: str, cluster: str | None, *, json: bool) -> NoReturn:
 
     run = find_run(token)
     if not isinstance(run, Run):
-        raise UserError(f"{token} is not a self-test")
+        raise UserError(f"{token} is an array or a sweep, not a self-test")
     _follow(run.dir, json=json)
 
 

@@ -191,7 +191,7 @@ def export(
 ) -> None:
     """Copy all trials to an SQLite file for Optuna and optuna-dashboard.
 
-    The sweep may be running; the copy has its trials of this moment. The sweep itself is only read.
+    The sweep may be running; the copy has the trials so far. The sweep itself is only read.
     """
     from hpcaccel.sweeps.study_export import check_target
 

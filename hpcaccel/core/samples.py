@@ -1,8 +1,8 @@
-"""Samples of a node, one line each 15 s: use of its CPUs, memory, disks and GPUs.
+"""Samples of a node, one line every 15 s: use of its CPUs, memory, disks and GPUs.
 
 The sampler of the node writes the lines to ``attempts/<n>/samples/<node>.jsonl`` (``node/samples``). A file has a size
-limit: if it is reached, older lines are merged in pairs, so that a long attempt keeps its whole history, in less detail
-the older it is. GPUs are identified by UUID, never by an index: an index means something else in each process.
+limit: if it is reached, older lines are merged in pairs, so that a long attempt keeps its whole history, with less
+detail for older times. GPUs are identified by UUID, never by index: indices may differ between processes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
 IDLE_PERCENT = 2.0
 """A GPU whose utilization is below this value is idle."""
 IDLE_SECONDS = 600.0
-"""A GPU that has done nothing for a shorter time is not called idle: it may wait for a save or a validation."""
+"""A GPU that has done nothing for a shorter time does not count as idle: it may wait for a save or a validation."""
 IDLE_SHARE = 0.95
-"""Smallest share of a line's time that a GPU was idle if the whole line counts as idle."""
+"""A line counts as idle if the GPU was idle for at least this share of its time."""
 TAIL_BYTES = 256_000
 """How much of a file's end ``idle_now`` reads."""
 LATE_SECONDS = 180.0
-"""Older last lines do not describe the present."""
+"""A last line older than this does not describe the current state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class GpuSample:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One line: the time until ``time`` (seconds since the epoch). Values are None if unknown on this node."""
+    """One line: the period that ends at ``time`` (seconds since the epoch). Values are None if unknown on this node."""
 
     time: float
     seconds: float = 0.0
@@ -124,12 +124,12 @@ def bare_uuid(uuid: str) -> str:
 
 
 def is_idle(gpu: GpuSample, seconds: float) -> bool:
-    """Whether the GPU was idle all the time of a line of this length."""
+    """Whether the GPU was idle throughout a line that covers this many seconds."""
     return seconds > 0 and gpu.idle_seconds >= IDLE_SHARE * seconds
 
 
 def merge(first: Sample, second: Sample) -> Sample:
-    """One sample for the time of two consecutive ones."""
+    """One sample that covers the time of two consecutive ones."""
     before = {gpu.uuid: gpu for gpu in first.gpus}
     gpus = [_merge_gpus(before.pop(gpu.uuid, None), gpu, first.seconds, second.seconds) for gpu in second.gpus]
     return replace(
@@ -167,7 +167,7 @@ def _mean(first: float | None, second: float | None, before: float, after: float
 
 
 def sampled_nodes(run: RunDir, attempt: int) -> list[str]:
-    """The nodes of an attempt with samples."""
+    """The nodes of an attempt that have samples."""
     try:
         names = os.listdir(run.samples(attempt))
     except (FileNotFoundError, NotADirectoryError):

@@ -67,7 +67,7 @@ def webhook_place(policy: NoticePolicy) -> str:
 
 
 def webhook_file(policy: NoticePolicy) -> Path:
-    """The file that holds the URL, unless a variable does."""
+    """The file that holds the URL if no environment variable is named."""
     return _default_file() if policy.webhook_file is None else Path(os.path.expanduser(policy.webhook_file))
 
 
@@ -123,7 +123,7 @@ def _check(url: str, *, where: str) -> None:
 def post(url: str, content: Mapping[str, Any], *, identifier: str) -> Answer:
     """POST ``content`` as JSON. Proxies are taken from the environment (``https_proxy``, ``no_proxy`` …).
 
-    The call takes at most some 15 seconds if it runs in the main thread. Redirects are followed only on the same host.
+    The call takes at most about 15 seconds if it runs in the main thread. Redirects are followed only on the same host.
 
     Args:
         identifier: sent in the header ``Idempotency-Key``, by which a receiver can recognise a repeated request.

@@ -53,7 +53,7 @@ _MACHINES = (
     Flag("main_process_ip", "Address of machine 0.", also=("master_addr",)),
     Flag("main_process_port", "Port on machine 0. Default: a free one on one machine.", "whole", also=("master_port",)),
     Flag("same_network", "Rendezvous at the address of machine 0.", "switch"),
-    Flag("standalone", "One machine, whatever allocation this is in.", "switch"),
+    Flag("standalone", "Use one machine, even inside an allocation.", "switch"),
     Flag("rdzv_backend", "Rendezvous: static or c10d."),
     Flag("rdzv_endpoint", "Address and port of the rendezvous, HOST:PORT."),
     Flag("rdzv_id", "Name of the group of ranks."),
@@ -92,7 +92,7 @@ _TRAINING = (
     Flag("dynamo_use_regional_compilation", "Compile repeated blocks one by one.", "switch"),
     Flag("use_fsdp", "Shard the model (FSDP).", "switch"),
     Flag("use_deepspeed", "Train with DeepSpeed.", "switch"),
-    Flag("use_parallelism_config", "Take the sizes of --parallelism-config-*.", "switch"),
+    Flag("use_parallelism_config", "Use the sizes of --parallelism-config-*.", "switch"),
 )  # fmt: skip
 _FSDP = (
     Flag("fsdp_version", "1 or 2; hpcaccel always uses 2.", choices=("1", "2")),

@@ -22,7 +22,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class CompiledTemplates(jinja2.BytecodeCache):
-    """Compiled templates, a file each. A file begins with a checksum of all that the compiled code depends on, and of
+    """Compiled templates, one file each. A file begins with a checksum of all that the compiled code depends on, and of
     the code: a file that does not match is replaced. If a file cannot be written, the template is compiled each time.
 
     Users' templates of the same name replace each other, so that those in temporary folders leave no files behind.

@@ -164,7 +164,7 @@ class Accelerator(ProcessMixin, PrepareMixin, TrainingMixin, TrackingMixin, Save
 
     @property
     def has_fp8_handler(self) -> bool:
-        """Whether one of the four recipes for fp8 is set. With fp8 and without a recipe, ``ao_recipe_handler`` is."""
+        """Whether one of the four recipes for fp8 is set. With fp8, ``ao_recipe_handler`` is set by default."""
         return self._setup.handlers.fp8 is not None
 
     @property

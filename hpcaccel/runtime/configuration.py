@@ -98,7 +98,7 @@ def handlers_by_name(kwargs_handlers: list[Any] | None, **plugins: Any) -> Simpl
             allowed = ", ".join(sorted(HANDLERS))
             raise RuntimeMisuse(f"kwargs_handlers contains {handler!r}, which is not a handler (allowed: {allowed})")
         if found[name] is not None:
-            raise RuntimeMisuse(f"kwargs_handlers contains two handlers for {name}: {found[name]!r} and {handler!r}")
+            raise RuntimeMisuse(f"kwargs_handlers contains two handlers for {name}: pass one of them")
         found[name] = handler
     return SimpleNamespace(**found)
 

@@ -67,14 +67,14 @@ def action_routes(source: RunSource) -> APIRouter:
 
     @routes.post("/runs/{run_id}/save", status_code=202, response_model=ActionAnswer)
     def save(run_id: RunId) -> JsonAnswer:
-        """Save a checkpoint now and go on."""
+        """Save a checkpoint now and continue."""
         run = source.steered(run_id)
         run.save()
         return accepted(source, run, "save")
 
     @routes.post("/runs/{run_id}/profile", status_code=202, response_model=ActionAnswer)
     def profile(run_id: RunId, body: Annotated[ProfileBody | None, Body()] = None) -> JsonAnswer:
-        """Record the next steps of some ranks with torch's profiler, into the run directory, and go on."""
+        """Record the next steps of some ranks with torch's profiler, into the run directory, and continue."""
         asked = ProfileBody() if body is None else body
         run = source.steered(run_id)
         run.profile(steps=asked.steps, ranks=asked.ranks)

@@ -93,8 +93,8 @@ class Client(RunReads, SpecCalls):
         """Request that a running training save a checkpoint and continue. Returns before the save.
 
         Raises:
-            ServiceError: nothing of the run is training, or its program is stopped by signals and decides itself when
-                to save.
+            ServiceError: no training of the run is running, or its program is stopped by signals and decides itself
+                when to save.
         """
         self._post(f"runs/{path_part(run_id)}/save")
 
@@ -108,8 +108,8 @@ class Client(RunReads, SpecCalls):
             ranks: the ranks that record, at most 16.
 
         Raises:
-            ServiceError: nothing is training, there is no such rank, another request is open, or the program does not
-                report its steps to hpcaccel.
+            ServiceError: no training is running, there is no such rank, another request is open, or the program does
+                not report its steps to hpcaccel.
         """
         self._post(f"runs/{path_part(run_id)}/profile", {"steps": steps, "ranks": list(ranks)})
 

@@ -27,7 +27,7 @@ GAUGES = {
     "tokens_per_second": ("tokens_per_second", "Tokens per second, if logged."),
     "eta_seconds": ("eta_seconds", "Estimated time until the last step."),
     "time_left_seconds": ("time_left_seconds", "Time until the job's time limit."),
-    "data_wait_share": ("data_wait_ratio", "Share of the time that waits for data."),
+    "data_wait_share": ("data_wait_ratio", "Share of the time spent waiting for data."),
     "goodput": ("goodput_ratio", "Share of the time with nodes that was spent in training."),
     "at_risk.cost_seconds": ("at_risk_seconds", "What a preemption would cost now."),
 }

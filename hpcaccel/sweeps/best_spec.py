@@ -46,7 +46,7 @@ class BestTrial:
         several = f" (mean of {self.seeds} seeds)" if self.seeds > 1 else ""
         lines = [f"Trial {self.trial} of sweep {self.sweep.run_id}: {values}{several}", *self._about_code()]
         if self.went_on_from is not None:
-            lines.append(f"It continued trial {self.went_on_from}; a run of this spec starts anew.")
+            lines.append(f"It continued trial {self.went_on_from}; a run of this spec starts from scratch.")
         return "".join(f"# {line}\n" for line in lines) + to_yaml(self.spec)
 
     def _about_code(self) -> list[str]:

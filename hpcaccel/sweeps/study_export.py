@@ -38,7 +38,7 @@ def check_target(out: Path, *, force: bool) -> Path:
     for beside in (out.with_name(out.name + suffix) for suffix in _OPEN):
         if beside.exists():
             raise UserError(
-                f"{beside} exists, so another program is writing to {out.name}: close that program (optuna-dashboard?) "
+                f"{beside} exists, so another program, such as optuna-dashboard, is writing to {out.name}: close it "
                 "first, or choose another --out"
             )
     return out

@@ -29,7 +29,7 @@ class ConfirmScreen(ModalScreen[bool]):
 
     Args:
         question: such as ``Cancel gpt?``.
-        follows: what happens then.
+        follows: what happens after a yes.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [

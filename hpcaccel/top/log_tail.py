@@ -45,7 +45,7 @@ class LogTail:
         """Lines to show.
 
         Returns:
-            Whether they replace the lines so far, and the lines.
+            Whether they replace the lines of earlier calls, and the lines.
         """
         if self.source == MERGED:
             return self._merged()

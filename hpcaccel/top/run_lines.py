@@ -94,7 +94,7 @@ def _shared(part: LifePart, begin: float, end: float) -> float:
 
 
 def rank_lines(ranks: Sequence[RankState], width: int) -> list[Text]:
-    """A line for each node with a sign for each of its ranks, and a line for each rank that is not working."""
+    """A line for each node with a character for each of its ranks, and a line for each rank that is not working."""
     nodes: dict[str, list[RankState]] = {}
     for rank in ranks:
         nodes.setdefault(rank.node or "?", []).append(rank)
@@ -227,7 +227,7 @@ def _time_lines(run: Overview) -> Iterator[tuple[str, Text]]:
     words += [f"{run.steps_lost} steps lost"] if run.steps_lost else []
     words += [f"{duration(run.time_left_seconds)} left in the job"] if run.time_left_seconds is not None else []
     words += [f"goodput {percent(run.goodput)}"] if run.goodput else []
-    words += [f"{percent(run.data_wait_share)} waits for data"] if run.data_wait_share is not None else []
+    words += [f"{percent(run.data_wait_share)} waiting for data"] if run.data_wait_share is not None else []
     words += [f"last save {run.checkpoint}"] if run.checkpoint else []
     yield _labelled("attempts", SPACE.join(words))
 
@@ -246,7 +246,7 @@ def _usage_lines(run: Overview) -> Iterator[tuple[str, Text]]:
     known = [gpu.mean_utilization for gpu in gpus if gpu.mean_utilization is not None]
     if gpus:
         words = [counted(len(gpus), "GPU")]
-        words += [f"{sum(known) / len(known):.0f} % in the mean"] if known else []
+        words += [f"{sum(known) / len(known):.0f} % on average"] if known else []
         words += [f"{gpu_hours(run.usage.idle_gpu_hours)} GPU-hours idle"] if run.usage.idle_gpu_hours else []
         words += [f"{number(run.usage.energy_kwh)} kWh"] if run.usage.energy_kwh is not None else []
         yield _labelled("GPUs", SPACE.join(words))

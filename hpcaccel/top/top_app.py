@@ -247,7 +247,7 @@ class TopApp(App[None]):
             self.ask(self._rows[chosen][0], action, then=self.read_rows)
 
     def ask(self, row: RunRow, action: Action, *, then: Callable[[], object]) -> None:
-        """Ask whether to carry out ``action``; after a yes do it, and call ``then``."""
+        """Ask whether to carry out ``action``. If the user agrees, carry it out, and call ``then``."""
         word, follows = ACTIONS[action]
 
         def answered(yes: bool | None) -> None:

@@ -186,7 +186,7 @@ def _without_warm_restarts(spans: Sequence[AttemptSpan], works: Sequence[Attempt
     if not warm:
         return None
     mean = precise_duration(sum(warm) / len(warm))
-    began = f"{counted(len(warm), 'attempt')} began by fork, with {mean} of imports{' in the mean' * (len(warm) > 1)}"
+    began = f"{counted(len(warm), 'attempt')} began by fork, with {mean} of imports{' on average' * (len(warm) > 1)}"
     instead = "no attempt with new processes to compare with"
     if cold is not None:
         instead = f"{precise_duration(cold)} is the shortest of this run's new processes"

@@ -1,7 +1,7 @@
-"""Advice for the next spec, from what a run used: memory, CPUs and GPUs that were requested in vain, waits for data.
+"""Advice for the next spec, from what a run used: memory, CPUs and GPUs requested but not used, waits for data.
 
 A sentence is given only with enough evidence: samples of at least ten minutes of training, or of half an hour of a
-program that reports no steps. Each names the field of the spec that it is about.
+program that reports no steps. Each names the field of the spec to change.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def hints(run: RunDir, use: Usage | None, *, data_wait_share: float | None = Non
 
 
 def gpu_label(gpu: GpuUsage) -> str:
-    """How a GPU is named: ``GPU-1a2b3c4d (rank 3) of node n2``. An index would mean another GPU elsewhere."""
+    """How a GPU is named: ``GPU-1a2b3c4d (rank 3) of node n2``. Its index may differ between processes."""
     rank = "" if gpu.rank is None else f" (rank {gpu.rank})"
     return f"{gpu.uuid[:12]}{rank} of node {gpu.node}"
 
@@ -90,14 +90,14 @@ def _idle_gpus(use: Usage, section: Mapping[str, Any]) -> Iterator[str]:
     for gpu in others[:SHOWN]:
         step = "" if gpu.idle_since_step is None else f" since step {gpu.idle_since_step}"
         hours = gpu_hours(gpu.idle_seconds / 3600)
-        yield f"GPU {gpu_label(gpu)} idle{step} ({hours} GPU-hours): see what its rank does with `hpcaccel stacks`"
+        yield f"GPU {gpu_label(gpu)} idle{step} ({hours} GPU-hours): `hpcaccel stacks` shows what its rank is doing"
     if len(others) > SHOWN:
         yield f"{len(others) - SHOWN} more GPUs are idle"
 
 
 def _fewer_gpus(section: Mapping[str, Any]) -> str:
     field = next((name for name in ("gpus_per_node", "gpus_per_task", "gres") if section.get(name)), "gpus_per_node")
-    return f"ask for fewer with slurm.{field}, or start a rank for each"
+    return f"request fewer with slurm.{field}, or start a rank for each"
 
 
 def _no_gpus(section: Mapping[str, Any]) -> str:
@@ -115,7 +115,7 @@ def _gpu_memory(use: Usage) -> Iterator[str]:
         peak, total = max(known, key=lambda one: one[0] / one[1])
         yield (
             f"GPU memory: used at most {in_gb(peak)} of {in_gb(total)} GB: a larger batch may be faster, or a smaller "
-            "GPU or MIG device enough (slurm.gpus_per_node)"
+            "GPU or MIG device may be enough (slurm.gpus_per_node)"
         )
 
 
@@ -132,11 +132,11 @@ def _memory(use: Usage, section: Mapping[str, Any]) -> Iterator[str]:
     if (fullest.memory_peak_bytes or 0) >= FULL_SHARE * (fullest.memory_limit_bytes or 0):
         if fullest.source != "processes":  # which count shared pages several times
             words = f"used {in_gb(fullest.memory_peak_bytes or 0)} of {in_gb(fullest.memory_limit_bytes or 0)} GB"
-            yield f"memory: {words} of node {fullest.node}, so that little is missing to its end: ask for more"
+            yield f"memory: {words} of node {fullest.node}, which is nearly all of it: request more"
         return
     advice = _smaller_request(peak, highest, section)
     if peak < MEMORY_SHARE * limit and advice:
-        yield f"memory: used {in_gb(peak)} of {in_gb(limit)} GB: ask for {advice}"
+        yield f"memory: used {in_gb(peak)} of {in_gb(limit)} GB: request {advice}"
 
 
 def _smaller_request(peak: int, node: NodeUsage, section: Mapping[str, Any]) -> str:
@@ -176,16 +176,16 @@ def _cpus(use: Usage, section: Mapping[str, Any]) -> Iterator[str]:
     better = max(2, math.ceil(share * asked * CPU_MARGIN))
     if asked >= LEAST_CPUS and share < CPU_SHARE and better < asked:
         used = f"{share * cpus:.1f}" if share * cpus < 10 else f"{share * cpus:.0f}"
-        yield f"CPUs: used {used} of {cpus} per node in the mean: ask for slurm.{field}: {better} instead of {asked}"
+        yield f"CPUs: used {used} of {cpus} per node on average: set slurm.{field} to {better} instead of {asked}"
 
 
 def _data(share: float, use: Usage | None) -> str:
     busiest = max((one.cpu_share for one in use.nodes if one.cpu_share is not None), default=None) if use else None
     if busiest is not None and busiest >= 0.9:
-        more = f"more CPUs (slurm.cpus_per_task; {percent(busiest)} are in use)"
+        more = f"request more CPUs (slurm.cpus_per_task; {percent(busiest)} are in use)"
     else:
-        more = "more workers (num_workers of the DataLoader)"
-    return f"{100 * share:.0f} % of the time waits for data: {more}"
+        more = "use more workers (num_workers of the DataLoader)"
+    return f"{100 * share:.0f} % of the time is spent waiting for data: {more}"
 
 
 def in_gb(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Idle stretches of a GPU: how long it did nothing, and whether that counts, because others worked or steps went on."""
+"""Idle stretches of a GPU: how long it was idle, and whether that counts as a problem of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOT_SECONDS = 60.0
 
 
 class Work:
-    """Which GPUs of one attempt worked when."""
+    """Which GPUs of one attempt were busy at which times."""
 
     def __init__(self, nodes: Iterable[Sequence[Sample]]) -> None:
         self._busy: dict[int, set[str]] = defaultdict(set)
@@ -28,7 +28,7 @@ class Work:
                     self._busy[slot] |= busy
 
     def elsewhere(self, line: Sample, uuid: str) -> bool:
-        """Whether another GPU worked in the time of ``line``."""
+        """Whether another GPU was busy during the time of ``line``."""
         busy = (self._busy.get(slot) or {uuid} for slot in _slots(line))
         return any(len(uuids) > 1 or uuid not in uuids for uuids in busy)
 

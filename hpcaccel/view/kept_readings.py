@@ -76,8 +76,8 @@ class KeptRows(Generic[T]):
         return run.path in self._rows
 
     def keep(self, run: RunDir, row: T | None, changed: int) -> None:
-        """Keep the row of an ended run, whose folder had been changed last at ``changed`` before it was read. For other
-        runs, ``row`` is None."""
+        """Keep the row of an ended run; ``row`` is None for other runs. ``changed`` is the result of ``changed_at``
+        before the run was read."""
         self._rows[run.path] = (row, changed, time.monotonic())
 
     def known(self, runs: Sequence[RunDir]) -> dict[Path, T]:
@@ -97,8 +97,8 @@ class KeptRows(Generic[T]):
 
 
 def changed_at(run: RunDir) -> int:
-    """When the run's folder itself has changed, in nanoseconds; 0 if it does not exist. Each submission of a job
-    replaces a file in it."""
+    """When the run's folder itself was last changed, in nanoseconds since the epoch; 0 if it does not exist. Each
+    submission of a job replaces a file in it."""
     try:
         return os.stat(run.path).st_mtime_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""The present in an overview: times, pace, work at risk, ranks, and the bar of the run's life."""
+"""The current state in an overview: times, pace, work at risk, ranks, and the bar of the run's life."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def present_state(
 
     Args:
         counts: the steps of each attempt.
-        now: the present time, in seconds since the epoch.
+        now: the current time, in seconds since the epoch.
     """
     active = not status.ended
     spans = attempt_spans(run, attempts, goes_on=active, now=now)

@@ -51,9 +51,9 @@ class RankState:
     ratio: float | None = None
     """Of a slow rank: its own time divided by the median of all ranks."""
     gpu: str | None = None
-    """UUID of the rank's GPU; None if neither samples nor the rank tell it."""
+    """UUID of the rank's GPU; None if neither samples nor the rank report it."""
     idle_gpu: bool = False
-    """Whether the rank's GPU has been idle, if samples tell it."""
+    """Whether the rank's GPU has been idle, if there are samples."""
 
 
 def rank_states(
@@ -156,8 +156,8 @@ def _beats(run: RunDir, attempt: int) -> dict[int, Beat]:
 def failed_rank(run: RunDir, end: AttemptEnd) -> int | None:
     """The rank that failed first in an attempt, or that the other ranks waited for in a hang.
 
-    Earlier releases wrote the rank in the detail only. For causes that a rank shows when another one is gone, that rank
-    is not at fault.
+    Earlier releases wrote the rank in the detail only. If the cause only shows that another rank is gone, the rank in
+    the detail is not at fault, and None is returned.
     """
     if end.reason != "failed":
         return None
@@ -170,7 +170,7 @@ def failed_rank(run: RunDir, end: AttemptEnd) -> int | None:
 
 
 def blame_of(rank: int, ranks: Sequence[RankState], error_class: str) -> str:
-    """The title of the traceback of ``rank``: that it failed first only if it alone is known to be at fault.
+    """The title of the traceback of ``rank``. It says "failed first" only if no other rank is known to be at fault.
 
     Args:
         ranks: the ranks of the newest attempt.

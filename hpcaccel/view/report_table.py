@@ -108,7 +108,7 @@ def _print_without(one: TimeReport, console: Console) -> None:
 
 
 def without_rows(one: TimeReport) -> Iterator[tuple[str, str, str, str, str]]:
-    """What the run would have been without each of its measures: measure, goodput, ETTR, what is counted, what not."""
+    """Rows of the table "without": measure, goodput and ETTR without it, what these figures include, what they omit."""
     for row in one.without:
         known = row.training_lost_seconds is not None
         ratios = [percent(share) if known else "not known" for share in (row.goodput, row.ettr)]

@@ -70,7 +70,7 @@ def has_trained(spans: Sequence[AttemptSpan], seconds: float) -> bool:
 def deadline_of(run: RunDir, status: RunStatus, attempts: Sequence[Attempt]) -> float | None:
     """When the time limit of the run's present job ends, in seconds since the epoch; None if unknown or unlimited.
 
-    On the local backend, it is computed from the start of the job that the ledger has.
+    On the local backend, it is computed from the job's start in the ledger.
     """
     if status.ended or status.deadline is not None:
         return status.deadline

@@ -21,7 +21,7 @@ UNKNOWN = ("error", "timeout", "wrong_training", "different_ranks")
 """Kinds of faults that are consequences of others, unless they name a rank."""
 
 ADVICE: Mapping[str, str] = {
-    "never_started": "look at the rank's log and, in a job, at slurm.log: did the program start on this node?",
+    "never_started": "check in the rank's log and, in a job, in slurm.log whether the program started on this node",
     "ended_early": "look at the rank's log for the end of the process, and at `dmesg` on the node (out of memory?)",
     "missing": "check that the node can reach rank 0's address, and that all ranks were started",
     "unreachable": "check routes, firewall and name resolution between the node and rank 0's node; MASTER_ADDR selects "
@@ -132,7 +132,7 @@ def _faults(results: SelftestResults) -> Iterator[tuple[RankResults, str, Mappin
 
 
 def _hung(results: SelftestResults) -> Iterator[SelftestProblem]:
-    """Of the ranks that were over the limit of a check, those that had come less far than others."""
+    """Of the ranks that exceeded the limit of a check, those that had got less far than others."""
     late: dict[str, list[RankResults]] = defaultdict(list)
     for one in results.processes:
         for name, check in one.checks.items():
@@ -143,7 +143,7 @@ def _hung(results: SelftestResults) -> Iterator[SelftestProblem]:
         behind = [one for one in processes if one.checks[name].steps < furthest]
         for one in behind if len(behind) < len(results.processes) else []:
             step = one.checks[name].last_step or "its beginning"
-            message = f"rank {one.rank} hung in the check {name!r} at {step!r}, while other ranks had come further"
+            message = f"rank {one.rank} hung in the check {name!r} at {step!r}, while other ranks had got further"
             yield SelftestProblem(node=one.node, kind="hung", message=message, check=name, rank=one.rank)
 
 

@@ -29,7 +29,7 @@ class NodeUsage:
     source: str
     """Where CPU time and memory are from: ``cgroup1``, ``cgroup2`` or ``processes``."""
     cpu_share: float | None
-    """Share of the job's CPUs on the node that were in use, in the mean."""
+    """Average share of the job's CPUs on the node that were in use."""
     cpus: int | None
     memory_peak_bytes: int | None
     memory_limit_bytes: int | None

@@ -43,7 +43,7 @@ def _facts(use: Usage) -> Iterator[tuple[str, Cell]]:
 def _gpus(gpus: Sequence[GpuUsage]) -> str:
     parts = [counted(len(gpus), "GPU")]
     if known := [gpu.mean_utilization for gpu in gpus if gpu.mean_utilization is not None]:
-        parts.append(f"{sum(known) / len(known):.0f} % busy in the mean")
+        parts.append(f"{sum(known) / len(known):.0f} % busy on average")
     if full := [gpu for gpu in gpus if gpu.memory_peak_bytes is not None and gpu.memory_total_bytes]:
         fullest = max(full, key=lambda gpu: gpu.memory_peak_bytes or 0)
         parts.append(f"memory up to {_of(fullest.memory_peak_bytes, fullest.memory_total_bytes)}")

@@ -42,7 +42,7 @@ def test_ranks_missing_from_a_gather_are_named_at_the_timeout() -> None:
     assert found["error"] == "RuntimeMisuse"
     where = f"misuse.py:{line_of('gather_on_main', 'accelerator.gather')} for ranks 1-3 of 4 and reached the time limit"
     assert where in found["said"]
-    assert "Is one of the calls inside `if is_main_process:`" in found["said"]
+    assert "check whether one is inside `if is_main_process:`" in found["said"]
     assert ended.codes[0] == 1
 
 

@@ -130,7 +130,7 @@ def test_given_port_is_used_or_reported_as_occupied() -> None:
         (refused,) = bad.results()
     assert [found["sum"] for found in good.results()] == [11.0, 11.0]
     assert f"rank 0 of 2 could not join the other ranks at localhost:{taken}" in refused["error"]
-    assert "is the port free" in refused["error"]
+    assert "that the port is free" in refused["error"]
 
 
 def test_init_method_is_used(tmp_path: Path) -> None:

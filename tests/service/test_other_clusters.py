@@ -83,7 +83,7 @@ def test_secrets_go_along_only_if_they_went_along_before(
 ) -> None:
     monkeypatch.setenv("API_KEY", "s3cret")
     login_node.secrets = ["API_KEY"]
-    with pytest.raises(ServiceError, match="run `hpcaccel resume alps:gpt` in a shell that has it"):
+    with pytest.raises(ServiceError, match="run `hpcaccel resume alps:gpt` in a shell in which they are set"):
         laptop.resume("alps:gpt")
     assert login_node.sent == []
     spec = f"{SPEC}environment: {{secrets: [API_KEY]}}\n"

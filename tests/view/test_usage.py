@@ -169,19 +169,19 @@ def test_counter_that_starts_again_does_not_count_backwards(hand_made: HandMade)
 def test_advice_names_memory_cpus_and_the_idle_gpu(trained: HandMade) -> None:
     spec(trained, mem="100G", cpus_per_task=16, gpus_per_node=2)
     assert hints(trained.run, usage(trained.run)) == [
-        "GPU GPU-bbbbbbbb of node n1 idle since step 120 (0.45 GPU-hours): see what its rank does with "
-        "`hpcaccel stacks`",
-        "memory: used 6 of 100 GB: ask for 10G (slurm.mem)",
-        "CPUs: used 1.0 of 32 per node in the mean: ask for slurm.cpus_per_task: 2 instead of 16",
-        "GPU memory: used at most 8 of 80 GB: a larger batch may be faster, or a smaller GPU or MIG device enough "
-        "(slurm.gpus_per_node)",
+        "GPU GPU-bbbbbbbb of node n1 idle since step 120 (0.45 GPU-hours): `hpcaccel stacks` shows what "
+        "its rank is doing",
+        "memory: used 6 of 100 GB: request 10G (slurm.mem)",
+        "CPUs: used 1.0 of 32 per node on average: set slurm.cpus_per_task to 2 instead of 16",
+        "GPU memory: used at most 8 of 80 GB: a larger batch may be faster, or a smaller GPU or MIG device may be "
+        "enough (slurm.gpus_per_node)",
     ]
 
 
 def test_wait_for_data_asks_for_workers_and_keeps_the_cpus(trained: HandMade) -> None:
     spec(trained, cpus_per_task=16)
     found = hints(trained.run, usage(trained.run), data_wait_share=0.41)
-    assert "41 % of the time waits for data: more workers (num_workers of the DataLoader)" in found
+    assert "41 % of the time is spent waiting for data: use more workers (num_workers of the DataLoader)" in found
     assert not any(line.startswith("CPUs") for line in found)
     assert hints(trained.run, usage(trained.run), data_wait_share=0.05) == hints(trained.run, usage(trained.run))
 
@@ -189,7 +189,8 @@ def test_wait_for_data_asks_for_workers_and_keeps_the_cpus(trained: HandMade) ->
 def test_wait_for_data_with_busy_cpus_asks_for_cpus(hand_made: HandMade) -> None:
     Samples(hand_made).add(50, gpu(A, memory_used=60 * GIB), step=1, cpu=15.0 * 31)
     (found,) = hints(hand_made.run, usage(hand_made.run), data_wait_share=0.41)
-    assert found == "41 % of the time waits for data: more CPUs (slurm.cpus_per_task; 96.9 % are in use)"
+    shown = "41 % of the time is spent waiting for data: request more CPUs (slurm.cpus_per_task; 96.9 % are in use)"
+    assert found == shown
 
 
 def test_short_run_gets_no_advice(hand_made: HandMade) -> None:
@@ -201,7 +202,7 @@ def test_short_run_gets_no_advice(hand_made: HandMade) -> None:
 def test_long_run_without_steps_gets_advice(hand_made: HandMade) -> None:
     spec(hand_made, mem="100G")
     Samples(hand_made, memory_limit=100 * GIB).add(130)
-    assert hints(hand_made.run, usage(hand_made.run)) == ["memory: used 6 of 100 GB: ask for 10G (slurm.mem)"]
+    assert hints(hand_made.run, usage(hand_made.run)) == ["memory: used 6 of 100 GB: request 10G (slurm.mem)"]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +211,9 @@ def test_long_run_without_steps_gets_advice(hand_made: HandMade) -> None:
         ({}, 100, []),  # nothing was requested
         ({"mem": "0"}, 100, []),  # all memory of the node
         ({"mem": "12G"}, 12, []),  # little to save
-        ({"mem": "16G"}, 16, ["memory: used 6 of 16 GB: ask for 10G (slurm.mem)"]),
-        ({"mem_per_cpu": "4G"}, 128, ["memory: used 6 of 128 GB: ask for 512M per CPU (slurm.mem_per_cpu)"]),
-        ({"mem": "6G"}, 6, ["memory: used 6 of 6 GB of node n1, so that little is missing to its end: ask for more"]),
+        ({"mem": "16G"}, 16, ["memory: used 6 of 16 GB: request 10G (slurm.mem)"]),
+        ({"mem_per_cpu": "4G"}, 128, ["memory: used 6 of 128 GB: request 512M per CPU (slurm.mem_per_cpu)"]),
+        ({"mem": "6G"}, 6, ["memory: used 6 of 6 GB of node n1, which is nearly all of it: request more"]),
     ],
 )
 def test_advice_about_memory(hand_made: HandMade, slurm: dict[str, str], limit: int, advice: list[str]) -> None:
@@ -225,7 +226,7 @@ def test_gpu_that_never_worked_was_requested_in_vain(hand_made: HandMade) -> Non
     spec(hand_made, gpus_per_node="a100:2")
     Samples(hand_made).add(61, gpu(A, memory_used=70 * GIB), gpu(B, 0, memory_used=0), step=0)
     assert hints(hand_made.run, usage(hand_made.run)) == [
-        "1 GPU was never used (GPU-bbbbbbbb of node n1; 0.25 GPU-hours): ask for fewer with slurm.gpus_per_node, or "
+        "1 GPU was never used (GPU-bbbbbbbb of node n1; 0.25 GPU-hours): request fewer with slurm.gpus_per_node, or "
         "start a rank for each"
     ]
 
@@ -254,12 +255,12 @@ def test_status_shows_gpus_idle_ones_energy_and_advice(trained: HandMade) -> Non
     text = io.StringIO()
     print_status(now, stream=text)
     lines = [line.strip() for line in text.getvalue().splitlines()]
-    assert "GPUs           2 GPUs, 49 % busy in the mean, memory up to 8 of 80 GB" in lines
+    assert "GPUs           2 GPUs, 49 % busy on average, memory up to 8 of 80 GB" in lines
     assert "idle GPUs      GPU-bbbbbbbb of node n1" in lines
     assert "idle GPU time  0.45 GPU-hours" in lines
     assert "GPU energy     0.30 kWh" in lines
     assert "CPUs, memory   1.0 of 32 CPUs in use, memory up to 6 of 100 GB" in lines
-    assert "memory: used 6 of 100 GB: ask for 10G (slurm.mem)" in lines
+    assert "memory: used 6 of 100 GB: request 10G (slurm.mem)" in lines
     json.dumps(now.to_json(), allow_nan=False)
 
 

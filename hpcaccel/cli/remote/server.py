@@ -32,7 +32,7 @@ _PROGRAM: ContextVar[Any] = ContextVar("_PROGRAM")
 
 
 def answer(context: typer.Context) -> None:
-    """Serve another machine's hpcaccel."""
+    """Execute one request of another machine's hpcaccel."""
     _PROGRAM.set(context.find_root().command)
     import json
 
@@ -195,7 +195,7 @@ def _pull(request: dict[str, Any], frames: FrameWriter) -> None:
 
 
 def _readings(request: dict[str, Any], frames: FrameWriter) -> None:
-    """Answer a service's questions about runs, one a line, until stdin is closed."""
+    """Respond to a service's read requests about runs, one per line, until stdin is closed."""
     from hpcaccel.service.behind_ssh.reading_answers import answer_readings
 
     frames.send("ready")

@@ -158,7 +158,7 @@ def signal_meaning(
         warning_seconds: how long before the time limit Slurm sends its warning, as requested.
         end_time: when the time limit is reached (seconds since the epoch).
         was_extended: see ``SchedulerView.was_extended``.
-        is_late: the end is so near that the ranks must stop now.
+        is_late: whether the end is so near that the ranks must stop now.
     """
     if status.known and not status.running:
         return _taken_down(status)

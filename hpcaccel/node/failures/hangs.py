@@ -287,7 +287,7 @@ def _written_since(path: Path, mark: Path) -> bool:
 
 
 def is_stopped(sign: RankSign) -> bool:
-    """Whether a rank on this node is stopped by a signal, see proc(5). False for ranks on other nodes."""
+    """Whether a rank on this node is stopped by a signal (see proc(5)). False for ranks on other nodes."""
     if sign.beat.host != node_name():
         return False
     try:

@@ -22,7 +22,7 @@ __all__ = ["send_overdue_notices"]
 
 
 def send_overdue_notices(run: RunDir, *, state: str, detail: str) -> int:
-    """Try each notice of an ended run or sweep that is neither delivered nor given up once. Returns 0.
+    """Try once to send each notice of an ended run or sweep that is neither delivered nor given up. Returns 0.
 
     Does nothing if the sender of a batch step is still running. After a line ``settled`` in the outbox, no
     program needs to read it until the ledger, or the account of a worker, grows.

@@ -150,7 +150,7 @@ class RunEvents:
             key=f"{prefix}{len(earlier) + 1}",
             job=start.job_id,
             detail="\n".join(_idle_line(gpu) for gpu in idle),
-            advice=f"Ask for fewer GPUs, or see what their ranks do: hpcaccel stacks {self._run.run_id}",
+            advice=f"Request fewer GPUs, or check what their ranks are doing: hpcaccel stacks {self._run.run_id}",
             nodes=sorted({gpu.node for gpu in idle}),
             gpus=[gpu.uuid for gpu in idle],
         )
@@ -163,7 +163,7 @@ class RunEvents:
 
 
 def _candidates(line: AttemptEnd, events: Collection[str]) -> list[str]:
-    """The events that an end line can be, the most telling first: the first one that the user wants is sent."""
+    """The events that an end line can be, the most specific first: the first one that the user wants is sent."""
     failed = line.reason in _FAILED
     asked = ["stop"] if line.reason in ("stop", "cancelled") else []
     # A hang has a notice of its own, sent when it was found.

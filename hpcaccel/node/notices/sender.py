@@ -94,7 +94,7 @@ class Sender:
         """Record new events, and send what is due. Errors are logged once each.
 
         Args:
-            last: try each pending notice now, because nobody may look again for a long time.
+            last: try each pending notice now, because no sender may run again for a long time.
         """
         try:
             if not self._outbox.acquire():

@@ -83,7 +83,7 @@ class SweepEvents:
         return [notice for notice in found if notice.event in self._events]
 
     def idle_gpus(self, known: object) -> list[Notice]:
-        """None: idle GPUs are looked for in single runs only."""
+        """Always empty: notices about idle GPUs exist for single runs only."""
         return []
 
     def _start(self) -> Iterator[Notice]:

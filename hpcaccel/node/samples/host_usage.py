@@ -15,7 +15,7 @@ __all__ = ["HostReader", "JobCgroup"]
 
 _JOB = re.compile(r"job_\d+")
 NO_LIMIT = 1 << 60
-"""A limit of memory from here on is none."""
+"""A memory limit of at least this value means that there is no limit."""
 
 
 class HostReader:

@@ -16,7 +16,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTotals:
-    """The use of all processes together. CPU time and I/O are counters, which keep what ended processes have used."""
+    """The use of all processes together. CPU time and I/O are counters, which include the use of ended processes."""
 
     cpu_seconds: float
     memory_bytes: int
@@ -42,7 +42,7 @@ class JobProcesses:
         self._knows_io = True
 
     def totals(self) -> ProcessTotals:
-        """Look at all processes."""
+        """Read all processes of the run on this node, and return their total use so far."""
         memory, used = 0, {}
         for pid in self._find():
             if (found := self._look(pid)) is not None:
@@ -62,7 +62,7 @@ class JobProcesses:
         )
 
     def rank_of(self, pid: int) -> int | None:
-        """The rank that a process belongs to; None if it is not one of this run, or not known."""
+        """The rank that a process belongs to; None if the process is not part of this run, or its rank is unknown."""
         variables = self._environment(pid)
         if self._mark not in variables:
             return None
@@ -70,7 +70,7 @@ class JobProcesses:
         return int(text) if text.isdigit() else None
 
     def has(self, pid: int) -> bool:
-        """Whether the process is one of this run."""
+        """Whether the process is part of this run."""
         return self._mark in self._environment(pid)
 
     def _find(self) -> Iterator[int]:

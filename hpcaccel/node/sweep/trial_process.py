@@ -53,7 +53,7 @@ class TrialProcess:
         self.process.stdin.flush()
 
     def dismiss(self) -> None:
-        """Let a process that waits for a trial end, with warm parents that it has kept."""
+        """Close the standard input of a process that waits for a trial: it and its warm parents then end."""
         assert self.process.stdin is not None
         self.process.stdin.close()
 

@@ -1,4 +1,4 @@
-"""The processes below this one: what Linux says about them, and how to kill them."""
+"""The descendants of this process: what Linux reports about them, and how to kill them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runs have warm parents (``resilience.warm_restart: auto``), and which trial takes over those of the last."""
+"""Which runs have warm parents (``resilience.warm_restart: auto``), and whether a trial takes over those of another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARE_FILES = 100
 
 
 def why_not_warm(launch: LaunchSpec) -> str:
-    """The part of the spec for which this run's ranks have no warm parents; empty if they have."""
+    """The setting or limit because of which this run's ranks have no warm parents; empty if they have them."""
     if launch.resilience.warm_restart == "off":
         return OFF
     for reason, found in {

@@ -1,8 +1,8 @@
 """The process of a warm parent: watches one rank, imports the same modules, and starts the rank's next attempt by fork.
 
 It runs in the ranks' own Python (``start_warm``). The rank of the first attempt is already a child of this process.
-If the connection to the supervisor closes, this process kills the rank and all that the rank has left, and exits.
-Without a connection from the beginning, it exits as its rank does.
+If the connection to the supervisor closes, this process kills the rank and all processes that the rank has started,
+and exits. If there was no connection from the beginning, it exits as its rank does.
 
 A rank is forked only if its modules have been imported here, and nothing speaks against it (``preload``); otherwise it
 is a new Python process.
@@ -39,7 +39,7 @@ from hpcaccel.node.warm.warm_program import become, set_first_path
 __all__ = ["main"]
 
 FIRST_LOOK_SECONDS, LONGEST_LOOK_SECONDS = 1.0, 10.0
-"""Interval of the looks for the list of the rank's modules: doubled after each look."""
+"""Interval between checks for the list of the rank's modules: doubled after each check."""
 LEAST_BYTES = 2 << 30
 """Nothing is imported as long as the node or the job has less memory left for each rank of the node."""
 ONCE_A_STEP = ("libmpi", "libpmi")
@@ -167,7 +167,7 @@ class WarmParent:
                 pass  # its end is reported next
 
     def _kill(self) -> bool:
-        """Kill the rank and what it has left. Returns whether the rank has ended."""
+        """Kill the rank and the processes that it has started. Returns whether the rank has ended."""
         kill_descendants(self._reap)
         return self._rank is None
 

@@ -1,4 +1,4 @@
-"""How a forked process becomes the user's program: with ``__main__``, ``sys`` and the end of a new Python process.
+"""How a forked process becomes the user's program, with ``__main__``, ``sys`` and exit as in a new Python process.
 
 The program's command line is ``python SCRIPT``, ``python -m MODULE`` or ``python -c TEXT``, with arguments.
 """
@@ -29,13 +29,13 @@ def _first_path(words: list[str]) -> str:
 
 
 def set_first_path(words: list[str]) -> None:
-    """Set the first entry of ``sys.path``, which this process has from its own command line ``python -c TEXT``."""
+    """Set the first entry of ``sys.path``, which is still that of this process's command line, ``python -c TEXT``."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = _first_path(words)
 
 
 def become(words: list[str], python: str) -> None:
-    """Run the program with the command line ``python WORDS``. The interpreter does what follows at its end.
+    """Run the program with the command line ``python WORDS``. The caller then returns, so that the interpreter exits.
 
     Raises:
         SystemExit: as the program does, or with 1 after an exception, whose traceback has been printed.

@@ -253,7 +253,7 @@ class PrepareMixin(SessionMixin):
 
     @property
     def even_batches(self) -> bool:
-        """Whether the last batches are filled up with samples from the start, so that all ranks have as many."""
+        """Whether the last batches are filled up with samples from the start, so that all ranks have equally many."""
         return self._setup.settings.even_batches
 
     @property

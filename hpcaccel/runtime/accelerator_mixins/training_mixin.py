@@ -108,7 +108,7 @@ class TrainingMixin(SessionMixin):
         return any(isinstance(optimizer, LomoOptimizer) for optimizer in self._session.optimizers)
 
     def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
-        """Backward pass of a LOMO optimizer, which updates the parameters in it.
+        """Run the backward pass of a LOMO optimizer, in which the optimizer updates the parameters.
 
         Args:
             learning_rate: that of this step, such as ``scheduler.get_last_lr()[0]``.

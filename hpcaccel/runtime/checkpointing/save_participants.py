@@ -69,7 +69,7 @@ class ParticipantTable(NamedTuple):
 
 
 class SaveParticipants:
-    """The meetings of one group of ranks. Rank 0 decides."""
+    """The meetings of one group of ranks. In each, rank 0 decides which ranks take part."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group

@@ -140,7 +140,7 @@ class ClusterConfig:
         if plain["distributed_type"] == "NO":
             plain.setdefault("num_processes", 1)
         if unknown := sorted(str(key) for key in plain.keys() - {one.name for one in fields(cls)}):
-            raise RuntimeMisuse(f"{path}: unknown keys: {', '.join(unknown)}")
+            raise RuntimeMisuse(f"{path}: unknown keys: {', '.join(unknown)}. Remove them")
         plain = _ABSENT | plain
         for key, kind in (("compute_environment", ComputeEnvironment), ("distributed_type", DistributedType)):
             allowed = [one.value for one in kind]

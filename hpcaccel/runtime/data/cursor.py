@@ -112,7 +112,7 @@ class Cursor:
         if self.resumed and before and before != self._fingerprint:
             warnings.warn(
                 f"the sampler's order for epoch {self.epoch} differs from the order in the checkpoint, so samples may "
-                "be repeated or skipped. Is the dataset the same? A sampler with its own generator can be "
+                "be repeated or skipped. Check that the dataset is the same. A sampler with its own generator can be "
                 "restored if it has a generator attribute, or state_dict() and load_state_dict()",
                 stacklevel=4,
             )

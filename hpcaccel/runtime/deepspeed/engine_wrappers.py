@@ -139,7 +139,7 @@ class DeepSpeedOptimizerWrapper(PreparedOptimizer):
         super().__init__(optimizer, Accumulation(1), on_step=on_step)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Only reports the step, which ``accelerator.backward`` has taken."""
+        """Report the step, which ``accelerator.backward`` has already taken."""
         self._parts.on_step()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:

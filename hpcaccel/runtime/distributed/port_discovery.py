@@ -156,8 +156,8 @@ def _summary(found: dict[int, str]) -> str:
         f"{result} (port{'s' * (len(ports) > 1)} {', '.join(ports)})" for result, ports in by_result.items()
     )
     return (
-        f"{results}. Did rank 0 start, and can this node reach it? Set MASTER_ADDR and MASTER_PORT to use another "
-        "address."
+        f"{results}. Check that rank 0 has started, and that this node can reach it. Set MASTER_ADDR and MASTER_PORT "
+        "to use another address."
     )
 
 

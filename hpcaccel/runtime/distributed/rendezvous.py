@@ -88,7 +88,7 @@ def _make(env: RankEnvironment, init_method: str, timeout: timedelta) -> Any:
         where = f"{env.master_addr}:{env.master_port}" if init_method == "env://" else init_method
         raise RankEnvironmentError(
             f"rank {env.rank} of {env.world_size} could not join the other ranks at {where}: {_first_line(error)}. "
-            "Did all ranks start, is the address reachable from this node, and is the port free?"
+            "Check that all ranks have started, that this node can reach the address, and that the port is free"
         ) from error
 
 
@@ -144,7 +144,7 @@ def _check_in(store: Any, env: RankEnvironment, timeout: timedelta) -> Any:
         if shared.add(_claim(env.rank), 1) > 1 and not is_set("TORCHELASTIC_USE_AGENT_STORE"):
             raise RankEnvironmentError(
                 f"two processes have rank {env.rank} of {env.world_size} at {env.master_addr}. "
-                "Were the ranks started twice, or is RANK set to the same value for all of them?"
+                "Check that the ranks were started only once, and that RANK differs between them"
             )
         shared.add(_ARRIVED, 1)
         if env.rank == 0:
@@ -177,7 +177,7 @@ def _wait_for_all(shared: Any, env: RankEnvironment, timeout: timedelta) -> None
         if expired and missing:
             raise RankEnvironmentError(
                 f"{who} of {env.world_size} did not reach {env.master_addr} within {waited:.0f} s. "
-                "Did all ranks start, and can their nodes reach that address?"
+                "Check that all ranks have started, and that their nodes can reach that address"
             )
         if slow and missing:
             warned = True

@@ -104,7 +104,7 @@ class RankTree:
         return _ChainedWork([*steps, *self._passing_on(tensor)])
 
     def gather(self, table: Any) -> _ChainedWork:
-        """Begin to fill ``table``, which has ``rows`` rows: rank r's row r goes to all ranks.
+        """Begin to fill ``table``, which has ``self.rows`` rows: row r of rank r is copied to all ranks.
 
         A group gathers the rows that its members have from the groups below, which are neighbouring rows.
         """

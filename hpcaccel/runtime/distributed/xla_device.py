@@ -1,9 +1,9 @@
 """TPUs, and other devices of torch_xla. Used if PJRT_DEVICE is set, or if torch_xla is imported and there is no GPU.
 
-torch_xla records operations and compiles them as one graph at each ``sync`` (formerly ``mark_step``). Each graph with
-other shapes is compiled again, so batches must have one shape. A prepared loader calls ``sync`` before each batch, as
-torch_xla's MpDeviceLoader does. Models are not wrapped in DDP: a ``GradientReducer`` averages the gradients before an
-optimizer's step or a clipping, as ``xm.optimizer_step`` does.
+torch_xla records operations and compiles them as one graph at each ``sync`` (formerly ``mark_step``). A graph is
+compiled again for each new combination of shapes, so all batches should have one shape. A prepared loader calls
+``sync`` before each batch, as torch_xla's MpDeviceLoader does. Models are not wrapped in DDP: a ``GradientReducer``
+averages the gradients before an optimizer's step or a clipping, as ``xm.optimizer_step`` does.
 
 The functions with the names of ``torch.cuda`` are those that ``device_backend`` calls for every kind of device.
 

@@ -187,7 +187,7 @@ def check_module(model: Any, call: str) -> None:
 
 
 def warn_of_unknown(argument: str, names: Collection[str], model: nn.Module, what: str, known: Collection[str]) -> None:
-    """Warn of names in an argument that a model does not have, each with the closest one of those that it has.
+    """Warn about names in an argument that a model does not have, each with the closest one of those that it has.
 
     Args:
         what: what the names are, for the message.
@@ -201,7 +201,7 @@ def warn_of_unknown(argument: str, names: Collection[str], model: nn.Module, wha
 
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Check that a map has a device for each tensor of the state dict. Warns of names that the model does not have.
+    """Check that a map has a device for each tensor of the state dict. Warns about names that the model does not have.
 
     Raises:
         OffloadError: there is no device for some tensors.

@@ -105,8 +105,8 @@ class ShardedModels:
 
 
 _OTHER_CAUSE = (
-    "Was the last backward pass inside no_sync(), or did this step have none? The last backward pass before an "
-    "optimizer step must reduce the gradients"
+    "Check that this step has a backward pass, and that the last one is not inside no_sync(): the last backward pass "
+    "before an optimizer step must reduce the gradients"
 )
 
 

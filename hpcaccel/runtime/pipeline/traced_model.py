@@ -79,7 +79,10 @@ class CallForm:
         found = [leaf for leaf, is_tensor in zip(leaves, self._is_tensor, strict=True) if is_tensor]
         for leaf, other, is_tensor in zip(leaves, self._constants, self._is_tensor, strict=True):
             if not is_tensor and (type(leaf) is not type(other) or leaf != other):
-                raise RuntimeMisuse(f"the pipeline was built for the argument {other!r}, but called with {leaf!r}")
+                raise RuntimeMisuse(
+                    f"the pipeline was built for the argument {other!r}, but called with {leaf!r}: pass the same "
+                    "value, or build a pipeline with another example"
+                )
         for tensor, example in zip(found, self._tensors, strict=True):
             if not isinstance(tensor, torch.Tensor) or _row(tensor) != _row(example):
                 given = _row(tensor) if isinstance(tensor, torch.Tensor) else type(tensor).__name__

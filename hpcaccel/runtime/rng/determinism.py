@@ -17,7 +17,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
     Args:
         seed: the seed of all generators.
-        device_specific: seed with ``seed`` plus the rank, so that each rank draws other numbers.
+        device_specific: seed with ``seed`` plus the rank, so that each rank draws different numbers.
         deterministic: use torch's bit-reproducible algorithms, which are slower.
     """
     if device_specific:

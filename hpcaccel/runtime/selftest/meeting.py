@@ -180,7 +180,7 @@ def wait_for_all(
         if lost or now - started > timeout_seconds:
             missing = sorted(lost or missing)
             who = ", ".join(map(str, missing[:16]))
-            message = f"rank {who} was not through with {what} after {now - started:.0f} s"
+            message = f"rank {who} had not finished {what} after {now - started:.0f} s"
             raise CheckFailed(Fault(kind="missing", message=message, ranks=missing))
         look = now + LOOK_SECONDS if now > look else look
         time.sleep(0.02)
@@ -190,7 +190,7 @@ def wait_for_all(
         try:
             store.wait([f"{what}/all"], timedelta(seconds=timeout_seconds + 5))
         except dist.DistError:
-            message = f"not all ranks were through with {what} after {timeout_seconds:.0f} s"
+            message = f"not all ranks had finished {what} after {timeout_seconds:.0f} s"
             raise CheckFailed(Fault(kind="error", message=message, ranks=())) from None
     return int(store.add(f"{what}/bad", 0))
 

@@ -104,5 +104,5 @@ class AgreedStop:
         self._exit.complete(outcome)
 
     def forget(self) -> None:
-        """Do nothing at the end of the program."""
+        """Remove the exit handlers; see ``ProcessExit.forget``."""
         self._exit.forget()

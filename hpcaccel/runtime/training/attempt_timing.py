@@ -229,7 +229,7 @@ class AttemptClock:
 
     @property
     def median_step_seconds(self) -> float | None:
-        """Median time of this attempt's steps, on rank 0; None if unknown."""
+        """Median duration of this attempt's steps in seconds, on rank 0; None if unknown."""
         return self._steps.median
 
     def _stand_still(self, seconds: float, **facts: float) -> None:

@@ -70,7 +70,7 @@ def refuse_setup(setup: Setup, objects: Sequence[Any]) -> None:
     name = type(found[0]).__name__
     known = {id(one.optimizer) for one in session.optimizers if isinstance(one, LomoOptimizer)}
     if len({*known, *(id(getattr(one, "optimizer", one)) for one in found)}) > 1:
-        raise LomoError(f"prepare({name}): one loss can be given to one LOMO optimizer only, and there are several")
+        raise LomoError(f"prepare({name}): there are several LOMO optimizers, and a training can have only one")
     if session.settings.strategy != "ddp" or session.group.world_size > 1:
         raise LomoError(
             f"prepare({name}): {name} updates parameters before gradients are reduced over the ranks, so it works on "

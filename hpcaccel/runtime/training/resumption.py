@@ -57,7 +57,7 @@ class Resumption:
         return self._continue_from(loaded, str(loaded.path))
 
     def restore(self, path: Path | None, *, or_newer: bool, **options: Any) -> ResumedCounters:
-        """Restore ``path``; ``options`` are those of ``load``. If ``or_newer``: or a newer snapshot in memory."""
+        """Restore ``path``, or with ``or_newer`` a newer snapshot in memory. ``options`` are those of ``load``."""
         return self.newest(path) if or_newer or path is None else self.load(path, **options)
 
     def newest(self, path: Path | None) -> ResumedCounters:

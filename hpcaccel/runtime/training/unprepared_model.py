@@ -1,4 +1,4 @@
-"""Warning of an optimizer whose model was not prepared: each rank would train a model of its own."""
+"""Warning about an optimizer whose model was not prepared: each rank would train a model of its own."""
 
 from __future__ import annotations
 

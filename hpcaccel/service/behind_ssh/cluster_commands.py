@@ -19,8 +19,8 @@ __all__ = ["ClusterCommands"]
 
 
 class ClusterCommands:
-    """Runs commands on the login node of a profile with ``host``, one at a time; beside them, a program there answers
-    questions about runs. All use one connection."""
+    """Runs commands on the login node of a profile with ``host``, one at a time. Meanwhile, a program there responds to
+    read requests (``ReadingSession``). All use one connection."""
 
     def __init__(self, profile: ClusterProfile) -> None:
         self.name = profile.name
@@ -31,7 +31,7 @@ class ClusterCommands:
         self._session = ReadingSession(profile.name, self._converse)
 
     def read(self, *words: str) -> Any:
-        """The JSON that a command prints, which only reads.
+        """Run a command that only reads, and return the JSON that it prints.
 
         Raises:
             ClusterError: the login node cannot be reached, or hpcaccel is missing there.
@@ -103,5 +103,5 @@ class ClusterCommands:
         command = " ".join(word for word in words if word != "--" and word != run)
         raise UserError(
             f"the run needs {', '.join(names)}, which the service does not pass on: run "
-            f"`hpcaccel {command} {self.name}:{run}` in a shell that has it"
+            f"`hpcaccel {command} {self.name}:{run}` in a shell in which they are set"
         )

@@ -1,4 +1,4 @@
-"""Answers on a login node: readings of this user's runs, for a service on another machine."""
+"""Responses on a login node: readings of this user's runs, for a service on another machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ KINDS: tuple[type[HpcaccelError], ...] = (RunNotFound, RunBusy)
 
 
 def answer_readings(questions: BinaryIO, send: Callable[..., None]) -> None:
-    """Answer one question a line until the input ends: ``{"run": …, "what": …, "options": {…}}``, by a frame
-    ``reading`` with the value as JSON, or with ``error``, a sentence. ``sweeps`` is a question about no run."""
+    """Respond to requests until the input ends. Each line is one request: ``{"run": …, "what": …, "options": {…}}``.
+
+    The response is a frame ``reading`` with the value as JSON, or with ``error``, a sentence. For ``sweeps``, ``run``
+    is ignored.
+    """
     while select.select([questions], [], [], IDLE_SECONDS)[0]:
         line = questions.readline(MOST_QUESTION_BYTES)
         if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""One program on a login node that answers all questions of a service, while someone looks."""
+"""One program on a login node that responds to all read requests of a service, until there are none for a minute."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ INSTRUCTIONS = (
 
 @contextmanager
 def private_service(runs_dir: Path | None = None) -> Iterator[Connect]:
-    """A service of this process on a Unix socket in a private directory; yields what makes clients of it."""
+    """Run a service in this process, on a Unix socket in a private directory. Yields a function that makes clients."""
     with tempfile.TemporaryDirectory(prefix="hpcaccel-mcp-") as folder:
         settings = ServiceSettings(socket=Path(folder) / "service", runs_dir=runs_dir)
         app = create_app(settings, page=False)
@@ -206,7 +206,7 @@ def _add_actions(server: MCPServer[Any], connect: Connect) -> None:
 
     @server.tool(annotations=ACTS)
     def save(run: str) -> str:
-        """Save a checkpoint of a running run now; it goes on."""
+        """Save a checkpoint of a running run now; the run continues."""
         _ask(connect, lambda client: client.save(run))
         return f"save requested for {run}"
 

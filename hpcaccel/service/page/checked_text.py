@@ -65,7 +65,7 @@ class CheckedText:
 
 
 def checked(client: Client, text: str, cluster: str | None, directory: str | None) -> CheckedText:
-    """Check a spec, also against the stored facts about its cluster, and render its script; of a sweep, its job's."""
+    """Check a spec, also against the stored facts about its cluster, and render the script of its job."""
     values = values_of(text)
     is_sweep = values is not None and "sweep" in values
     options = {"cluster": cluster, "directory": directory}
@@ -88,7 +88,7 @@ def _with_lines(problems: list[dict[str, Any]], text: str) -> list[dict[str, Any
 
 
 def expected_starts(client: Client, text: str, cluster: str | None, directory: str | None) -> Any:
-    """A table of the expected start in each partition that Slurm was asked about."""
+    """A table of the expected start in each partition for which Slurm was queried."""
     try:
         choices = client.plan(text, cluster=cluster, directory=directory)
     except HpcaccelError as error:
@@ -106,7 +106,7 @@ def expected_starts(client: Client, text: str, cluster: str | None, directory: s
 
 def _cells(choice: dict[str, Any]) -> tuple[str, str, str, str]:
     start, hours = choice["start_time"], choice["gpu_hours"]
-    when = choice["problem"] or "unknown: Slurm named no time"
+    when = choice["problem"] or "unknown: Slurm gave no estimate"
     if start is not None:
         when = f"{datetime.fromtimestamp(start):%a %d %b %H:%M}, in {duration(choice['waits_seconds'])}"
     return choice["partition"] or "default", str(choice["nodes"]), when, "" if hours is None else f"{hours:.3g}"

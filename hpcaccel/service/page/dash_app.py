@@ -82,7 +82,7 @@ a:not(:hover) { text-decoration: none; }
 
 
 def add_page(app: FastAPI, settings: ServiceSettings) -> None:
-    """Add the page to the service's application. Its routes of REST must be there already: the page comes last."""
+    """Add the page to the service's application, after the REST routes: the page gets all other addresses."""
     app.mount(settings.base_path or "/", _Page(ClientCalls(settings.client), demo=settings.demo), name="page")
 
 

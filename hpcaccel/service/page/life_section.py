@@ -22,7 +22,7 @@ WAITS = ("queued", "paused")
 LEAST_PERCENT = 0.4
 """Parts are at least this wide, so that a short hang is visible in a long life."""
 LONGEST_WAIT = 0.5
-"""A pause or a wait in the queue is cut to this share of the time with nodes, and says how long it was."""
+"""A pause or a wait in the queue is cut to this share of the time with nodes; its text states its length."""
 
 
 def life_section(run: Overview) -> html.Section | None:

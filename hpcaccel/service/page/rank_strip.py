@@ -1,4 +1,4 @@
-"""The strip of nodes and ranks: one cell a rank, with slow, silent and blamed ranks and idle GPUs."""
+"""The strip of nodes and ranks: one cell per rank, with slow, silent and blamed ranks and idle GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = {"ok": "in step", "slow": "slow", "silent": "silent", "blamed": "at faul
 
 
 def rank_strip(run: Overview) -> html.Section | None:
-    """The ranks of the newest attempt, a row a node; None without ranks."""
+    """The ranks of the newest attempt, one row per node; None without ranks."""
     if not run.ranks:
         return None
     nodes: dict[str, list[Any]] = defaultdict(list)

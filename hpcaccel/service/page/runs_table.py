@@ -1,4 +1,4 @@
-"""The page of all runs: a table that the service filters, sorts and cuts into pages, and actions on chosen rows."""
+"""The page of all runs: a table that the service filters, sorts and paginates, and actions on selected rows."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class FormSection:
 
 
 def form_sections(schema: Mapping[str, Any]) -> list[FormSection]:
-    """The sections of a spec's form: the fields that most jobs need, then each section of the file with the others."""
+    """The sections of a spec's form: the fields that most jobs need, then the sections with their other fields."""
     definitions = schema.get("$defs", {})
     found: dict[str, list[FormField]] = {}
     about: dict[str, str] = {}

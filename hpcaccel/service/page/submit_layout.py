@@ -83,7 +83,7 @@ def _outcome() -> list[Any]:
         html.Div(
             id="submit-plan",
             className="submit-plan",
-            children="Slurm is asked for the expected start. Nothing is submitted.",
+            children="Slurm is queried for the expected start. Nothing is submitted.",
         ),
         html.H2("Batch script"),
         html.Pre(id="submit-script", className="submit-script", children=""),

@@ -1,4 +1,4 @@
-"""Callbacks of the page that submits: a form and the YAML in step, checks while typing, the start, the submission."""
+"""Callbacks of the page that submits: they keep form and YAML consistent, check the spec, plan its start, submit it."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ COUNTS = ("complete", "running", "pruned", "failed", "waiting")
 
 
 def sweep_head(sweep: SweepView) -> list[Any]:
-    """The elements, anew for each state of the sweep."""
+    """The elements for the current state of the sweep."""
     actions = ("stop_sweep", "cancel_sweep") if sweep.state in ACTIVE else ("resume_sweep",)
     return [
         html.Header(

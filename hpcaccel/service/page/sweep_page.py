@@ -1,4 +1,4 @@
-"""The page of one sweep: where it stands, its figures, the best spec, and the table of trials."""
+"""The page of one sweep: its state, its figures, the best spec, and the table of trials."""
 
 from __future__ import annotations
 

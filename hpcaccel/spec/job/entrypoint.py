@@ -149,7 +149,7 @@ _ARGS_SCHEMA = {
 
 
 class EntrypointSection(Section):
-    """What the ranks run: exactly one of ``script``, ``module`` and ``command``."""
+    """What the ranks run: exactly one of ``script``, ``module`` and ``command``, or in Python a ``function``."""
 
     rivals: ClassVar[tuple[tuple[str, ...], ...]] = (("script", "module", "command", "function"),)
 

@@ -144,8 +144,8 @@ def part_of(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def section_field(description: str) -> Any:
-    """The field of a section that may be left out; it then has its defaults. The parent's validator creates them, so
-    that pydantic builds no validator for the section alone."""
+    """A field for a section. If the section is left out, its fields have their defaults. The validator of the parent
+    creates the section, so that pydantic builds no separate validator for it."""
     return Field(default_factory=dict, validate_default=True, description=description)
 
 

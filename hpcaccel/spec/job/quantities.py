@@ -1,4 +1,4 @@
-"""Memory, times, node counts and GPUs in the forms that sbatch accepts, each converted to a canonical form.
+"""Memory, times and GPUs in the forms that sbatch accepts, each converted to a canonical form.
 
 Every ``canonical_…`` function takes the user's text, returns text that sbatch accepts, and is idempotent. The messages
 of its ValueErrors complete a sentence that begins with the key and the value. ``time_seconds``, ``memory_megabytes``,

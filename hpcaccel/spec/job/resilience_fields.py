@@ -119,12 +119,12 @@ def _node_loss_keys(resilience: Mapping[str, Any]) -> list[str]:
 
 
 def node_loss_conflicts(values: Mapping[str, Any]) -> list[Conflict]:
-    """Conflicts of the settings for jobs that continue without a node that fails with other sections of a job spec,
-    which may not be validated yet."""
+    """Conflicts of ``spare_nodes`` and ``on_node_loss`` with other sections of a job spec, which may not be validated
+    yet."""
     wanted = _node_loss_keys(part_of(values, "resilience"))
     found = []
     if part_of(values, "components"):
-        advice = "cannot be combined with components: Slurm ends a heterogeneous job whole. Remove one of them"
+        advice = "cannot be combined with components: Slurm ends a heterogeneous job as a whole. Remove one of them"
         found += [Conflict(f"resilience.{key}", advice) for key in wanted]
     if values.get("sweep") is not None:
         advice = "cannot be combined with sweep: after the loss of a node its worker is requeued. Remove it"

@@ -200,8 +200,8 @@ class Handle:
         """Request that a running training save a checkpoint, all ranks after the same step, and continue.
 
         Raises:
-            UserError: nothing of the run is training, or its program is stopped by signals and decides itself when to
-                save.
+            UserError: no training of the run is running, or its program is stopped by signals and decides itself
+                when to save.
             RunDirectoryError: the request cannot be written.
         """
         control.request_save(self.dir, slurm=self._slurm)
@@ -219,7 +219,7 @@ class Handle:
             The request's id.
 
         Raises:
-            UserError: nothing is training, ``steps`` or ``ranks`` are out of range, the program does not use
+            UserError: no training is running, ``steps`` or ``ranks`` are out of range, the program does not use
                 hpcaccel's runtime, or another request is open.
             RunDirectoryError: the request cannot be written.
         """

@@ -129,7 +129,7 @@ def request_save(run: RunDir, *, slurm: Slurm | None = None) -> None:
     """Request that a run (or all running tasks of an array) save a checkpoint, all ranks after the same step.
 
     Raises:
-        UserError: nothing of the run is training; or its program saves by itself.
+        UserError: no training of the run is running; or its program saves by itself.
     """
     now = status(run, slurm or Slurm())
     if isinstance(run, SweepDir):

@@ -40,7 +40,7 @@ def request_profile(
         ranks: the ranks that record, at most 16.
 
     Raises:
-        UserError: nothing is training, ``steps`` or ``ranks`` are out of range, the program does not use hpcaccel's
+        UserError: no training is running, ``steps`` or ``ranks`` are out of range, the program does not use hpcaccel's
             runtime, or another request is open.
         RunDirectoryError: the request cannot be written.
     """
@@ -98,9 +98,9 @@ def follow_profile(
         if timeout_seconds is not None and not found and now - begun > timeout_seconds:
             close_profile_request(run, request)
             raise UserError(
-                f"no rank has begun to record within {timeout_seconds:.0f} s, so the request was withdrawn. Is the "
-                "training between two steps (starting, evaluating, saving), or does its program use neither hpcaccel's "
-                f"loop nor stop_gate()? `hpcaccel stacks {run.run_id}` shows where it is"
+                f"no rank has begun to record within {timeout_seconds:.0f} s, so the request was withdrawn. "
+                "The training may be between two steps (starting, evaluating, saving), or its program uses neither "
+                f"hpcaccel's loop nor stop_gate(). To see where it is, run `hpcaccel stacks {run.run_id}`"
             )
         if now - asked > ASK_SECONDS:
             asked = now

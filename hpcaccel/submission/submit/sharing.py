@@ -1,9 +1,9 @@
 """``sharing: group``: a new run directory that a group may read, and whose ``control/`` it may write to.
 
 Its folders are setgid (2750, ``control/`` 2770), so all files in them belong to the group, whoever writes them. The
-umask of the submission, of the batch step and of the ranks keeps them readable for the group. Everyone else is shut out
-by the run directory itself. A group member can therefore read it, and write requests to stop, save and profile, but
-cannot change or delete what the run has written.
+umask of the submission, of the batch step and of the ranks keeps them readable for the group. Other users cannot
+enter the run directory. A group member can therefore read it, and write requests to stop, save and profile, but cannot
+change or delete what the run has written.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def group_of(spec: JobSpec, run: RunDir) -> SharedGroup | None:
         if not _may_enter(folder, group):
             raise SpecError(
                 f"sharing: group {group.name!r} cannot enter {folder} (mode {_mode(folder):04o}), so it "
-                "would not reach the run. Choose another runs directory, such as one in the project's folder, "
-                f"or let the group in: chgrp {group.name} {folder} && chmod g+x {folder}"
+                "could not read the run. Choose another runs directory, such as one in the project's folder, "
+                f"or give the group access: chgrp {group.name} {folder} && chmod g+x {folder}"
             )
     return group
 

@@ -39,7 +39,7 @@ class ChartLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A vertical line at ``x``, with a text that a pointer shows."""
+    """A vertical line at ``x``, with a tooltip."""
 
     x: float
     text: str

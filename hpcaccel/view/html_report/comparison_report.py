@@ -38,7 +38,7 @@ def comparison_page(sources: Sequence[ReportedRun], *, title: str, now: float) -
 
 
 def called(sources: Sequence[ReportedRun]) -> list[str]:
-    """A name for each run that the others do not have: the name, and the run id if the name is not enough."""
+    """A unique name for each run: its name, with the run id appended if several runs have this name."""
     names = [source.overview.name for source in sources]
     return [
         name if names.count(name) == 1 else f"{name} {source.overview.run_id}"

@@ -55,12 +55,12 @@ class RunCurves:
         return thinned([point for number, lines in self._sorted() for point in self._part(number, lines, name, True)])
 
     def repeated(self, name: str) -> list[StepCurve]:
-        """The values of steps that a later attempt repeated, one curve an attempt."""
+        """The values of steps that a later attempt repeated, one curve per attempt."""
         parts = (self._part(number, lines, name, False) for number, lines in self._sorted())
         return [thinned(points) for points in parts if points]
 
     def pace(self) -> StepCurve:
-        """Steps per second over the steps, from the times of the logged lines."""
+        """Steps per second by step, from the times of the logged lines."""
         total = sum(map(len, self._by_attempt.values()))
         width = max(1, total // PACE_POINTS)
         points: list[tuple[float, float]] = []

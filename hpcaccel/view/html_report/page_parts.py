@@ -55,7 +55,7 @@ class Fact:
 
 @dataclass(frozen=True, kw_only=True)
 class BarBlock:
-    """A part of a bar: its style, its place and size in percent of the bar, and the text that a pointer shows."""
+    """A part of a bar: its style, its place and size in percent of the bar, and its tooltip."""
 
     style: str
     left: float
@@ -133,8 +133,7 @@ def paired(sections: Iterable[PageSection | None]) -> list[PageSection]:
 
 
 def strip_of(parts: Iterable[tuple[str, str, float, str]], *, first: str = "", last: str = "") -> Strip | None:
-    """A bar of ``parts``, each with its style, name, seconds, and the text that a pointer shows; None if they take no
-    time."""
+    """A bar of ``parts``, each with its style, name, seconds, and tooltip; None if they take no time."""
     known = [part for part in parts if part[2] > 0]
     total = sum(seconds for _, _, seconds, _ in known)
     if total <= 0:

@@ -109,7 +109,7 @@ def _facts(source: ReportedRun) -> Iterator[Fact]:
     if one.time_left_seconds is not None:
         yield Fact("time left in the job", duration(one.time_left_seconds))
     if one.data_wait_share is not None:
-        yield Fact("waits for data", percent(one.data_wait_share), "of a step")
+        yield Fact("waiting for data", percent(one.data_wait_share), "of a step")
     if one.usage is not None and one.usage.energy_kwh is not None:
         yield Fact("energy of the GPUs", f"{number(one.usage.energy_kwh)} kWh")
 

@@ -272,7 +272,7 @@ class CollectiveWatchdog:
         return f"rank {self.rank} has waited {waited:.0f} s in {call.what} at {call.site} for {whom}"
 
 
-_ADVICE = "All ranks must make the same calls in the same order. Is one of the calls inside `if is_main_process:`?"
+_ADVICE = "All ranks must make the same calls in the same order: check whether one is inside `if is_main_process:`"
 
 
 def _is_done(work: Any, seconds: float) -> bool:

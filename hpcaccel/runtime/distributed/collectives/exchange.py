@@ -272,7 +272,7 @@ def _difference(texts: Sequence[str]) -> str:
     calls = {text.partition(" ")[0] for text in texts}
     if len(calls) > 1:
         first = f"the ranks make different collective calls{differ}"
-        last = "All ranks must make the same calls in the same order. Is one of the calls inside `if is_main_process:`?"
+        last = "All ranks must make the same calls in the same order: check whether one is inside `if is_main_process:`"
     else:
         (call,) = calls
         first = f"{call} needs matching arguments on all ranks{differ}"
