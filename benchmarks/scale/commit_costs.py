@@ -32,6 +32,7 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     """One save by ``ranks`` processes in ``folder``, with the time and counts of rank 0's part."""
     from hpcaccel.checkpoint import commit as protocol
     from hpcaccel.checkpoint import save_reports
+    from hpcaccel.checkpoint.written_file import complete_index
     from hpcaccel.checkpoint_files import SavePaths
 
     paths = SavePaths(folder / "checkpoints", 1, "1")
@@ -46,7 +47,7 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     written = save_reports.gather(paths.results, ranks, lambda: None)
     gathered = time.perf_counter()
-    index = protocol.complete_index(_index(ranks), written)
+    index = complete_index(_index(ranks), written)
     protocol.write_manifest(paths.temporary, index=index, files=written, facts={"version": 1, "step": 1})
     protocol.publish(paths.temporary, paths.final)
     ended = time.perf_counter()
@@ -60,9 +61,9 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
 
 
 def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
-    from hpcaccel.checkpoint import commit as protocol
     from hpcaccel.checkpoint import save_reports
     from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, ShardFile, rank_file
+    from hpcaccel.checkpoint.written_file import WrittenFile
 
     child = os.fork()
     if child:
@@ -74,7 +75,7 @@ def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
         file.write(memory, 0)
         file.finish(BLOCK_BYTES)
         length = BLOCK_BYTES // CHUNKS
-        written = protocol.WrittenFile.of(rank_file(rank), [0] * CHUNKS, [length] * CHUNKS)
+        written = WrittenFile.of(rank_file(rank), [0] * CHUNKS, [length] * CHUNKS)
         save_reports.deliver(paths.results, written, rank=rank, ranks=ranks)
         code = 0
     finally:

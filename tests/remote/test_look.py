@@ -1,4 +1,4 @@
-"""docs/service.md, "From your own computer" and "Other ways in", done by a new user as they say: a login node with sshd,
+"""docs/service.md, "From your own computer" and "Other ways in", done by a new user: a login node with sshd,
 its tunnels, a browser."""
 
 from __future__ import annotations
