@@ -100,7 +100,7 @@ def test_run_without_spec_json_has_no_launch_spec(tmp_path: Path) -> None:
 def test_restart_policy_matches_fields_and_defaults_of_resilience() -> None:
     section = ResilienceSection().model_dump()
     assert {one.name for one in fields(RestartPolicy)} == section.keys()
-    added_later = {"preflight", "max_excluded"}  # runs of earlier releases have neither
+    added_later = {"preflight", "max_excluded", "warm_restart"}  # runs of earlier releases have none of them
     assert {key: value for key, value in section.items() if key not in added_later} == {
         one.name: getattr(RestartPolicy(), one.name) for one in fields(RestartPolicy) if one.name not in added_later
     }

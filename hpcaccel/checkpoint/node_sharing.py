@@ -105,8 +105,10 @@ def groups(offers: Sequence[Offer | None]) -> list[dict[str, Share]]:
     """For each rank, by kind, its place in a group of ranks with equal chunks of this kind."""
     members: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     for rank, made in enumerate(offers):
-        for kind, digest in made[1].items() if made is not None else ():
-            members[made[0], kind, digest].append(rank)
+        if made is not None:
+            node, digests = made
+            for kind, digest in digests.items():
+                members[node, kind, digest].append(rank)
     shares: list[dict[str, Share]] = [{} for _ in offers]
     for (_, kind, _), ranks in members.items():
         if 1 < len(ranks) <= MOST_RANKS:

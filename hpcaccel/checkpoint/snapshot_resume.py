@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -192,7 +192,7 @@ class SnapshotResume:
 class MemoryReader(ShardReader):
     """Reads the parts of a snapshot from this node's memory."""
 
-    def offer(self, plan: LoadPlan, common: set[str]) -> None:
+    def offer(self, plan: LoadPlan, kinds: Mapping[str, str]) -> None:
         """Nothing: the parts are in memory that all ranks of the node share."""
 
     @contextmanager

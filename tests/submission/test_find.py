@@ -68,7 +68,7 @@ def test_search_by_id_or_name_looks_only_at_the_runs_of_this_id_or_name(
     if not index:
         shutil.rmtree(home / "state")
     read: list[str] = []
-    whole = find.read_record
+    whole = read_record
 
     def noted(run: RunDir) -> RunRecord:
         read.append(run.run_id)

@@ -117,7 +117,7 @@ def test_database_that_another_program_writes_to_is_not_replaced(sweep: Sweep, t
     with sqlite3.connect(file, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")
         other.execute("UPDATE studies SET study_name = 'mine'")
-        with pytest.raises(UserError, match=r"another program is writing to study\.db"):
+        with pytest.raises(UserError, match=r"another program, .* is writing to study\.db"):
             sweep.export(file, force=True)
         other.execute("ROLLBACK")
     other.close()
