@@ -59,7 +59,8 @@ def state_of(step: int) -> tuple[nn.Module, TrainingState]:
 
 def values(model: nn.Module) -> set[float]:
     """The values of the layers that are not frozen."""
-    found = [{float(value) for one in layer.parameters() for value in one.detach().unique()} for layer in model.children()]
+    layers = model.children()
+    found = [{float(value) for one in layer.parameters() for value in one.detach().unique()} for layer in layers]
     assert found[:FROZEN] == [{7.0}] * FROZEN
     return set().union(*found[FROZEN:])
 
