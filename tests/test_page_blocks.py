@@ -26,7 +26,7 @@ PAGES = [
     "README.md", "CONTRIBUTING.md", "SECURITY.md", "docker/README.md", "benchmarks/README.md", "jobs/README.md",
     "hpcaccel/SKILL.md",
 ]  # fmt: skip
-BY_A_TEST = {
+BY_A_TEST: dict[str, dict[str, Any]] = {
     "README.md": {"tests/test_readme.py": ("console", "diff", "yaml")},
     "hpcaccel/SKILL.md": {"tests/test_skill.py": ("console", "yaml")},
     "docs/inference.md": {"tests/integrations/test_inference.py": ("python", "yaml")},
