@@ -37,7 +37,7 @@ DEFAULT_SIZES = ("600 MB", "1.2 GB")
 WIDTH = 4096
 SETTLE_SECONDS = 1.5
 """Pause before each load. A file system that is mounted with ``discard`` frees the blocks of deleted files some time
-after the deletion, and loads are slower meanwhile: without the pause, ours after the deletion of its older checkpoint."""
+after the deletion, and loads are slower meanwhile: without the pause, ours after it has deleted an older checkpoint."""
 STEPS_AFTER = 6
 """Number of steps measured after each asynchronous save."""
 LARGEST_ERROR = 0.05
