@@ -13,7 +13,7 @@ import time
 __all__ = ["LOWEST_RATE", "WritePace"]
 
 PIECE_BYTES = 8 << 20
-"""The clock is read once for so many bytes."""
+"""Number of bytes after which the clock is read again."""
 LOWEST_RATE = 128e6
 """Bytes per second of a rank below which writing is not slowed down: the commit should not come much later than it
 could."""

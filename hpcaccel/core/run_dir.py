@@ -11,6 +11,7 @@ from hpcaccel.errors import RunDirectoryError, UserError
 
 __all__ = [
     "RUN_DIR",
+    "RUN_ID",
     "RunDir",
     "cannot_make",
     "default_runs_dir",
@@ -21,6 +22,8 @@ __all__ = [
 
 RUN_DIR = "{run_dir}"
 """Placeholder for the run's directory, in the program's arguments and in ``LaunchWatch.glob``."""
+RUN_ID = r"\d{8}-\d{6}-[0-9a-f]{4}"
+"""Pattern of ``new_run_id``."""
 
 
 def new_run_id(now: float | None = None) -> str:

@@ -1,41 +1,8 @@
-"""Saved tensors of several sizes, and a record of the bytes that are read from their files."""
+"""Saved tensors of several sizes."""
 
 import torch
-import torch.distributed.checkpoint as dcp
 
-from hpcaccel.checkpoint import chunk_reading
-from hpcaccel.checkpoint.dcp_storage import ShardWriter
-from hpcaccel.checkpoint.stored_file import StoredFile
-
-FACTS = {"step": 1, "epoch": 0, "world_size": 1, "guarantee": "state-exact"}
 SIZES = (3, 9001, 17, 2048, 40, 1, 30000)
-
-
-def save_tensors(directory, monkeypatch):
-    """Save tensors; they are read in segments of a few blocks, so that small tensors have several. Returns them."""
-    monkeypatch.setattr(chunk_reading, "SEGMENT_BYTES", 8192)
-    monkeypatch.setattr(chunk_reading, "BATCH_BYTES", 4096)
-    found = {f"t{number}": torch.randn(size) for number, size in enumerate(SIZES)}
-    dcp.save(found, storage_writer=ShardWriter(directory, rank=0, facts=FACTS))
-    return found
-
-
-def note_reads(monkeypatch):
-    """The bytes that are read from the disk from now on: begin and end of each range."""
-    found = []
-    parts, blocks = StoredFile.parts, StoredFile.read_blocks
-
-    def note_parts(self, offset, length, key):
-        found.append((offset, offset + length))
-        return parts(self, offset, length, key)
-
-    def note_blocks(self, memory, offset, key, least=None):
-        found.append((offset, offset + (least or len(memory))))
-        blocks(self, memory, offset, key, least=least)
-
-    monkeypatch.setattr(StoredFile, "parts", note_parts)
-    monkeypatch.setattr(StoredFile, "read_blocks", note_blocks)
-    return found
 
 
 def empty_like(tensors):

@@ -13,21 +13,11 @@ from hpcaccel.checkpoint import (
 )
 from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.stored_file import StoredFile, huge_pages
-from tests.checkpoint.chunks import SIZES, empty_like, note_reads, same, save_tensors
+from tests.checkpoint.chunks import SIZES, empty_like, same
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.world import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
-
-@pytest.fixture
-def tensors(tmp_path, monkeypatch):
-    return save_tensors(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    return note_reads(monkeypatch)
 
 
 def test_chunk_is_read_in_several_segments(tmp_path, tensors, reads):

@@ -19,21 +19,11 @@ from hpcaccel.checkpoint.node_sharing import WHOLE, Share, SharedRing, groups, o
 from hpcaccel.checkpoint.shard_files import BLOCK_BYTES
 from hpcaccel.checkpoint.stored_file import StoredFile
 from hpcaccel.errors import Damaged
-from tests.checkpoint.chunks import empty_like, note_reads, same, save_tensors
+from tests.checkpoint.chunks import empty_like, same
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.world import run_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-
-
-@pytest.fixture
-def tensors(tmp_path, monkeypatch):
-    return save_tensors(tmp_path, monkeypatch)
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    return note_reads(monkeypatch)
 
 
 def load_together(directory, shares, targets):

@@ -26,6 +26,7 @@ from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import CheckpointError, Damaged
+from tests.checkpoint.test_damage import flip
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import run_ranks
 
@@ -166,9 +167,7 @@ def test_flipped_bits_are_found_while_loading_and_the_older_snapshot_is_loaded(m
     take(snapshots, training, 2)
     snapshots.agree()
     file = folder.path / "step_00000002.1.2" / "rank_00000.bin"
-    content = bytearray(file.read_bytes())
-    content[100] ^= 4
-    file.write_bytes(content)
+    flip(file, 100, bit=2)
     resume = resume_of(folder)
     found = resume.find(committed=None)
     assert found is not None

@@ -15,6 +15,7 @@ from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
 from hpcaccel.checkpoint_files import snapshot_folder
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.errors import Damaged
+from tests.checkpoint.test_damage import flip
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import run_ranks
 
@@ -94,9 +95,7 @@ def load_past_damage(rank: int, shm: Path, run: Path, nodes: str) -> tuple[int, 
     resume, training = resume_of(rank, shm, run, nodes), Training("fsdp", seed=2, rank=rank)
     if rank == 0:
         file = resume._folder.path / "step_00000002.1.2" / "rank_00002.bin"
-        content = bytearray(file.read_bytes())
-        content[50] ^= 1
-        file.write_bytes(content)
+        flip(file, 50)
     dist.barrier()
     newest = resume.find(committed=None)
     assert newest is not None

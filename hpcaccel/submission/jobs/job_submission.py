@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from hpcaccel.core.durable_files import read_json, write_json
-from hpcaccel.core.run_dir import RunDir, state_home
+from hpcaccel.core.run_dir import RUN_ID, RunDir, state_home
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import SlurmCommandError, SlurmUnreachable
 from hpcaccel.slurm.commands import Slurm
@@ -277,5 +277,5 @@ def temporary(run: R) -> R:
 
 def made_in(place: Path) -> RunDir | None:
     """The run whose ``temporary`` directory is ``place``; None if ``place`` is not named like a temporary directory."""
-    match = re.fullmatch(r"\.(\d{8}-\d{6}-[0-9a-f]{4})\.tmp", place.name)
+    match = re.fullmatch(rf"\.({RUN_ID})\.tmp", place.name)
     return None if match is None else RunDir(place.with_name(match[1]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.registered_runs import RunIndex, index_lines
-from hpcaccel.core.run_dir import RunDir, default_runs_dir
+from hpcaccel.core.run_dir import RUN_ID, RunDir, default_runs_dir
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import HpcaccelError, RunNotFound
 from hpcaccel.slurm.commands import Slurm
@@ -25,7 +25,6 @@ from hpcaccel.submission.runs.run_index import CachedOverview, DirectoryStat
 __all__ = ["FoundRun", "KnownRuns", "all_runs", "find_run", "known_runs"]
 
 _SHOWN = 5
-_RUN_ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def _by_index(token: str, runs_dir: Path | None, *, only_sweeps: bool) -> Path |
     """
     if os.sep in token or token.startswith("."):
         return None
-    is_id = _RUN_ID.fullmatch(token) is not None
+    is_id = re.fullmatch(RUN_ID, token) is not None
     field = "run_id" if is_id else "name"
     paths = [line["path"] for line in index_lines() if line.get(field) == token and isinstance(line.get("path"), str)]
     if not is_id:
