@@ -72,3 +72,27 @@ def test_part_of_a_lost_node_comes_from_its_neighbour(
     ends_as_undisturbed(run, tmp_path_factory)
     if replicas:
         assert "from memory, 2 of its parts from other nodes, bit-exact" in resumed(run), run.story
+
+
+def test_fewer_nodes_resume_from_memory(own: Cluster, run: Scenario) -> None:
+    """The parts of the lost node come from its neighbour; each of the ranks that are left reads several parts."""
+    older, interval = 40, 4
+    run.train(
+        "--epochs", "20", "--pause", "0.25", slurm={"nodes": "2-3"}, resilience={"on_node_loss": "shrink"},
+        checkpoint={"every_steps": older, "snapshot_every_steps": interval, "snapshot_replicas": 1},
+    )  # fmt: skip
+    run.wait_for_step(older + interval + 2)
+    before = nodes_of(run)
+    assert len(before) == 3
+    lost = next(node for node in before if node != run.job()["BatchHost"])
+    with taken_away(own, lost):
+        run.wait_for_word("hpcaccel: resumed at step", attempt=2)
+        assert sorted(nodes_of(run, 2)) == sorted({*before} - {lost}), run.story
+        assert run.wait_until_over() == 0, run.story
+    assert "from memory, state-exact (world_size: 6 at the save, 4 now)" in resumed(run), run.story
+    first, second = run.lines("end")
+    assert second["resumed_from"] == "memory", run.story
+    assert first["checkpoint_step"] == older < second["resumed_step"], run.story
+    assert first["last_step"] - second["resumed_step"] <= 2 * interval, run.story
+    assert [line["ranks"] for line in run.lines("start")] == [6, 4], run.story
+    assert "1 resume from memory" in run.cli("report", run.dir.run_id).stdout
