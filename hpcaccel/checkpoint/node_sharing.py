@@ -21,6 +21,7 @@ import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "hpcaccel-load-"
+ABANDONED_SECONDS = 600.0
+"""A ring that nobody has written to for this long belongs to ranks that were killed before all of them had opened it."""
 RING_BYTES = 32 << 20
 LEAST_BYTES = 16 << 20
 """Ranks that have fewer bytes in common do not share them: setting up a ring takes time too."""
@@ -112,16 +116,26 @@ def groups(offers: Sequence[Offer | None]) -> list[dict[str, Share]]:
     shares: list[dict[str, Share]] = [{} for _ in offers]
     for (_, kind, _), ranks in members.items():
         if 1 < len(ranks) <= MOST_RANKS:
-            name = f"hpcaccel-load-{secrets.token_hex(16)}"
+            name = PREFIX + secrets.token_hex(16)
             for position, rank in enumerate(ranks):
                 shares[rank][kind] = Share(name, position, len(ranks))
     return shares
 
 
 def open_rings(shares: Mapping[str, Share]) -> dict[str, SharedRing]:
-    """The rings of a rank's groups, in an order that is the same on all ranks."""
+    """The rings of a rank's groups, in an order that is the same on all ranks. Removes abandoned ones first."""
+    if shares:
+        _remove_abandoned()
     rings = {kind: open_ring(shares[kind]) for kind in sorted(shares)}
     return {kind: ring for kind, ring in rings.items() if ring is not None}
+
+
+def _remove_abandoned() -> None:
+    for path in SHARED_MEMORY.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another rank has removed it
+            found = path.stat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > ABANDONED_SECONDS:
+                path.unlink()
 
 
 def open_ring(share: Share) -> SharedRing | None:

@@ -219,10 +219,12 @@ def _execute_orders(
         order, index = orders.get()
         try:
             paths = SavePaths(Path(order["directory"]), order["step"], order["attempt"])
+            waited = 0.0
             if order["lengths"]:
                 written = files.write(order, paths)
+                waited = files.waited
                 save_reports.deliver(paths.results, written, rank=order["rank"], ranks=order["ranks"])
-            _report({"written": True, "waited": files.waited})
+            _report({"written": True, "waited": waited})
             if index:
                 _commit(order, paths, index, parent)
         except BaseException as error:  # report any error to the rank

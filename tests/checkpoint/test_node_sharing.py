@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hpcaccel.checkpoint import CheckpointEngine, TrainingState, node_sharing
 from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.manifest_writer import Piece
-from hpcaccel.checkpoint.node_sharing import WHOLE, Share, SharedRing, groups, offer, open_ring
+from hpcaccel.checkpoint.node_sharing import WHOLE, Share, SharedRing, groups, offer, open_ring, open_rings
 from hpcaccel.checkpoint.shard_files import BLOCK_BYTES
 from hpcaccel.checkpoint.stored_file import StoredFile
 from hpcaccel.errors import Damaged
@@ -92,6 +93,18 @@ def test_ranks_read_alone_without_memory_for_a_ring(tmp_path, tensors, ring, mon
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert open_ring(Share("ring", 0, 2)) is None
     assert list(ring.iterdir()) == []
+
+
+def test_ring_of_killed_ranks_is_removed_by_a_later_load(ring):
+    now = time.time()
+    for name, age in {"hpcaccel-load-old": 3600, "hpcaccel-load-in-use": 60, "other": 3600}.items():
+        (ring / name).touch()
+        os.utime(ring / name, (now, now - age))
+    assert open_rings({}) == {}
+    assert len(list(ring.iterdir())) == 3  # a rank that shares nothing does not look
+    [new] = open_rings({WHOLE: Share("hpcaccel-load-new", 0, 2)}).values()
+    new.close()
+    assert {path.name for path in ring.iterdir()} == {"hpcaccel-load-in-use", "hpcaccel-load-new", "other"}
 
 
 def pieces_of(kind, *offsets):
