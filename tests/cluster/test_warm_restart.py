@@ -32,11 +32,14 @@ def slow(tmp_path: Path) -> Path:
     return path
 
 
-def train(scenario: Scenario, slow: Path) -> None:
+def train(scenario: Scenario, slow: Path, *, warm: bool = True) -> None:
     """Submit the training, and wait until a checkpoint is committed and all parents have imported torch."""
     words = ("--epochs", "4", "--pause", "3", "--while-there", str(slow))
-    scenario.train(*words, checkpoint={"every_steps": 3}, resilience={"warm_restart": "auto"})
+    resilience = {"warm_restart": "auto" if warm else "off"}
+    scenario.train(*words, checkpoint={"every_steps": 3}, resilience=resilience)
     scenario.wait_for_checkpoint()
+    if not warm:
+        return
     log = scenario.dir.supervisor_log(1)
     scenario._wait(lambda: log.exists() and "warm parents have imported" in log.read_text(), "warm parents")
 
@@ -58,6 +61,22 @@ def test_killed_rank_restarts_in_its_step_without_imports(
     end = scenario.lines("end")[0]
     assert (end["error_class"], end["detail"]) == ("killed", f"rank 3 on {scenario.nodes[1]}: Killed"), scenario.story
     assert scenario.step == step
+    assert_exact(scenario)
+
+
+def test_without_warm_parents_the_other_ranks_do_not_live_until_slurm_kills_them(
+    scenario: Scenario, slow: Path, assert_exact: Callable[..., None]
+) -> None:
+    train(scenario, slow, warm=False)
+    step = scenario.step
+    os.kill(pid_of(scenario, 3), signal.SIGKILL)
+    slow.unlink()
+    assert scenario.wait_until_over() == 0, scenario.story
+    assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
+    message = f"{scenario.nodes[1]}: task 3: Killed: the other ranks are killed in 2 s"
+    assert message in scenario.dir.supervisor_log(1).read_text()
+    assert scenario.lines("end")[0]["detail"] == f"rank 3 on {scenario.nodes[1]}: Killed", scenario.story
+    assert scenario.step != step
     assert_exact(scenario)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.launch_spec import read_launch
+from hpcaccel.core.records import EXIT_CONTINUED
 from hpcaccel.node.environment.containers import Wrapped
 from hpcaccel.node.launchers import srun_ranks
 from hpcaccel.node.launchers.srun_ranks import _output
@@ -77,23 +79,33 @@ SRUN = """\
 import os, signal, time
 signal.signal(signal.SIGUSR2, lambda *_: os.write(1, b"USR2\\n"))
 os.write(1, b"ready\\n")
+os.write(2, os.environ.get("MESSAGES", "").encode())
 while True:
     time.sleep(60)
 """
 
 
-def test_a_stop_requested_before_the_tasks_have_started_is_sent_after_their_start(
-    local_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(srun_ranks, "EARLIEST_STOP_SECONDS", (0.2, 0.5))
+@pytest.fixture
+def stand_in_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "srun"
     program.write_text(SRUN)
     program.chmod(0o755)
-    run = local_run("", launch={"backend": "slurm"})
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+def start(run: LocalRun, **env: str) -> srun_ranks.SrunRanks:
     run.dir.attempt(1).mkdir(parents=True)
-    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    monkeypatch.setenv("PATH", env["PATH"])
-    ranks = srun_ranks.SrunRanks(run.dir, read_launch(run.dir), Wrapped(srun=[], command=["true"], env=env), attempt=1)
+    wrapped = Wrapped(srun=[], command=["true"], env={**os.environ, **env})
+    return srun_ranks.SrunRanks(run.dir, read_launch(run.dir), wrapped, attempt=1)
+
+
+@pytest.mark.usefixtures("stand_in_srun")
+def test_a_stop_requested_before_the_tasks_have_started_is_sent_after_their_start(
+    local_run: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(srun_ranks, "EARLIEST_STOP_SECONDS", (0.2, 0.5))
+    run = local_run("", launch={"backend": "slurm"})
+    ranks = start(run)
     printed = ""
 
     def poll_until(lines: int) -> None:
@@ -118,6 +130,70 @@ def test_a_stop_requested_before_the_tasks_have_started_is_sent_after_their_star
         ranks.request_stop()
         poll_until(4)
         assert ranks._stop_at == []
+    finally:
+        ranks._srun.kill()
+        ranks._srun.wait()
+
+
+@pytest.mark.usefixtures("stand_in_srun")
+@pytest.mark.parametrize(
+    ("message", "cooperative", "failed"),
+    [
+        ("srun: error: n1: task 3: Killed", True, True),
+        ("srun: error: n[1-2]: tasks 1,4-5: Segmentation fault (core dumped)", False, True),
+        ("srun: error: n1: task 0: Out Of Memory", True, True),
+        ("srun: error: n1: task 0: Exited with exit code 1", True, True),
+        ("srun: error: n1: task 0: Exited with exit code 1", False, False),  # it may be how it ends after a SIGTERM
+        ("srun: error: n1: task 0: Terminated", False, False),
+        (f"srun: error: n1: task 0: Exited with exit code {EXIT_CONTINUED}", True, False),
+        ("srun: Job step created", True, False),
+        ("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***", True, False),
+    ],
+)
+def test_the_other_ranks_are_killed_soon_after_srun_reports_a_failed_one(
+    local_run: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    message: str,
+    cooperative: bool,
+    failed: bool,
+) -> None:
+    """Otherwise Slurm would do so, after ``KillWait``."""
+    monkeypatch.setattr(srun_ranks, "AFTER_FAILURE_SECONDS", 0.0)
+    sent: list[str] = []
+    monkeypatch.setattr(srun_ranks, "signal_step", lambda path, name, *, without: sent.append(name) or True)
+    stop = "cooperative" if cooperative else "signals"
+    ranks = start(local_run("", launch={"backend": "slurm", "stop": stop}), MESSAGES=f"srun: one\n{message}\nlast\n")
+    try:
+        printed, end = "", time.monotonic() + 60
+        while "last" not in printed:
+            assert ranks.poll() is None
+            assert time.monotonic() < end
+            printed += capfd.readouterr().err
+            time.sleep(0.01)
+        assert printed == f"srun: one\n{message}\nlast\n"
+        for _ in range(5):
+            ranks.poll()
+        assert sent == (["KILL"] if failed else [])
+    finally:
+        ranks._srun.kill()
+        ranks._srun.wait()
+
+
+@pytest.mark.usefixtures("stand_in_srun")
+def test_ranks_that_were_stopped_have_the_sites_time_to_end(local_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails after the request does not shorten the save of the others."""
+    monkeypatch.setattr(srun_ranks, "AFTER_FAILURE_SECONDS", 0.0)
+    sent: list[str] = []
+    monkeypatch.setattr(srun_ranks, "signal_step", lambda path, name, *, without: sent.append(name) or True)
+    ranks = start(local_run("", launch={"backend": "slurm"}), MESSAGES="srun: error: n1: task 3: Killed\n")
+    try:
+        ranks.request_stop()
+        assert ranks._messages is not None
+        assert select.select([ranks._messages._input], [], [], 60)[0]
+        for _ in range(5):
+            ranks.poll()
+        assert sent == []
     finally:
         ranks._srun.kill()
         ranks._srun.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import subprocess
 import time
@@ -17,6 +18,7 @@ from hpcaccel.errors import SlurmCommandError
 from hpcaccel.node.allocation import OVERLAP
 from hpcaccel.node.batch import shell_code
 from hpcaccel.node.environment.containers import Wrapped
+from hpcaccel.node.launchers.srun_messages import SrunMessages
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
 
@@ -31,6 +33,8 @@ EARLIEST_STOP_SECONDS = (2.0, 10.0)
 """When a stop that is requested during the start is sent, in seconds after the first task has written the step file.
 srun drops a signal to a task whose start it has not noticed (22.05), and SIGUSR2 kills a task that has not blocked it
 yet. It is sent twice, because the tasks of a large step do not start at the same time."""
+AFTER_FAILURE_SECONDS = 2.0
+"""How long the other ranks may run after one has failed: their own errors may show the cause."""
 STEP_END_SECONDS = 60
 """How long a step may take to end after SIGKILL."""
 
@@ -55,6 +59,9 @@ class SrunRanks:
         self._cooperative = launch.cooperative
         self._step_file = run.attempt(attempt) / STEP_FILE
         tasks_per_node = 1 if launch.launcher == "torchrun" else launch.ranks_per_node
+        output = _output(run, launch, attempt)
+        # Without these options srun would also pass on what the ranks write.
+        self._messages = SrunMessages(cooperative=launch.cooperative) if output else None
         command = [
             "srun",
             "--unbuffered",
@@ -66,7 +73,7 @@ class SrunRanks:
             f"--ntasks={launch.nodes * tasks_per_node}",
             f"--ntasks-per-node={tasks_per_node}",
             f"--chdir={launch.workdir}",
-            *_output(run, launch, attempt),
+            *output,
             *([f"--exclude={hostlist.compress(avoid)}"] if avoid else []),
             *(OVERLAP if overlap else []),
             *launch.srun,
@@ -79,10 +86,14 @@ class SrunRanks:
             command,
             env=wrapped.env,
             stdin=subprocess.DEVNULL,
+            stderr=None if self._messages is None else self._messages.output,
             preexec_fn=dying_with_us(signal.SIGTERM),
             start_new_session=True,
         )
         self._kills = 0
+        self._kill_at: float | None = None
+        """When the ranks that are left are killed, because another one has failed (monotonic clock)."""
+        self._stop_requested = False
         self._started: float | None = None
         """When the step file was first seen (monotonic clock)."""
         self._stop_at: list[float] = []
@@ -93,9 +104,26 @@ class SrunRanks:
         if self._stop_at and seconds > self._stop_at[0]:
             self._send_stop(seconds)
         code = self._srun.poll()
-        return None if code is None else shell_code(code)
+        self._note_failure()
+        if code is None:
+            return None
+        if self._messages is not None:
+            self._messages.close()
+        return shell_code(code)
+
+    def _note_failure(self) -> None:
+        """Kill the ranks that are left if one has failed by itself, some time ago."""
+        failure = "" if self._messages is None else self._messages.forward()
+        now = time.monotonic()
+        if failure and self._kill_at is None and not self._stop_requested:
+            log.info("%s: the other ranks are killed in %g s", failure, AFTER_FAILURE_SECONDS)
+            self._kill_at = now + AFTER_FAILURE_SECONDS
+        if self._kill_at is not None and now > self._kill_at and not self._stop_requested:
+            self._kill_at = math.inf
+            self._signal_step("KILL")
 
     def request_stop(self) -> None:
+        self._stop_requested = True
         if self._cooperative:
             seconds = self._seconds_since_start()
             if seconds > EARLIEST_STOP_SECONDS[0]:

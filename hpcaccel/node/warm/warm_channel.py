@@ -29,7 +29,7 @@ from typing import Any
 
 from hpcaccel.core.durable_files import LineSplitter, json_line
 
-__all__ = ["WarmConnection", "WarmListener", "connect"]
+__all__ = ["WarmConnection", "WarmListener", "connect", "wake_at_input"]
 
 TIMEOUT_SECONDS = 20.0
 
@@ -77,8 +77,8 @@ def _is_accepted(channel: socket.socket, token: str, *, rank: int, host: str) ->
 # -- the supervisor's end ----------------------------------------------------------------------------------------------
 
 
-def _wake_at_input(channel: socket.socket) -> None:
-    """Have the kernel send SIGCHLD to this process when ``channel`` becomes readable, as at the end of a child, see
+def wake_at_input(channel: socket.socket | int) -> None:
+    """Have the kernel send SIGCHLD to this process when a socket or pipe becomes readable, as at the end of a child, see
     fcntl(2). The supervisor waits for this signal."""
     fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(channel, 10, signal.SIGCHLD)  # F_SETSIG, which Python does not name
@@ -109,7 +109,7 @@ class WarmConnection:
         self._input = select.poll()  # select.select is limited to 1,024 files
         self._input.register(channel, select.POLLIN)
         channel.settimeout(TIMEOUT_SECONDS)
-        _wake_at_input(channel)
+        wake_at_input(channel)
 
     def start(self, attempt: int, order: Mapping[str, Any]) -> None:
         """Order the start of the next attempt's rank."""
@@ -167,7 +167,7 @@ class WarmListener:
         family = socket.AF_INET6 if both else socket.AF_INET
         self._server = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=max(128, ranks))
         self._server.setblocking(False)
-        _wake_at_input(self._server)
+        wake_at_input(self._server)
         self.address = {"host": host, "port": self._server.getsockname()[1], "token": self._token}
         """The value of ``WARM`` (``node.rank``) for the step's tasks."""
         self._greeted: list[tuple[socket.socket, LineSplitter, str, float]] = []
@@ -180,7 +180,7 @@ class WarmListener:
             while True:
                 channel, _ = self._server.accept()
                 channel.setblocking(False)
-                _wake_at_input(channel)
+                wake_at_input(channel)
                 self._greeted.append(
                     (channel, LineSplitter(), os.urandom(16).hex(), time.monotonic() + TIMEOUT_SECONDS)
                 )
