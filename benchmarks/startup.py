@@ -1,8 +1,8 @@
 """Measure the start-up time of the command line, as a multiple of ``python -c pass`` in the same run.
 
 The commands take turns, so that a machine that slows down in between slows all of them, and the median of the turns
-counts. Completions are those that bash asks for at a press of the tab key, with 200 runs; the limit is below 100 ms, which
-users begin to notice, where Python starts in 20 ms. Exits with 1 if a limit is exceeded.
+counts. Completions are those that bash asks for at a press of the tab key, with 200 runs. Where Python starts in 20 ms,
+their limit is 100 ms, which users begin to notice. Exits with 1 if a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from pathlib import Path
 
 TURNS = 21
 RUNS = 200
-COMPLETIONS = {"of a command": "hpcaccel sta", "of a run": "hpcaccel status g", "of a key": "hpcaccel submit job.yaml slurm.par"}
+COMPLETIONS = {
+    "of a command": "hpcaccel sta",
+    "of a run": "hpcaccel status g",
+    "of a key": "hpcaccel submit job.yaml slurm.par",
+}
 
 _INSTALLED = Path(sys.executable).with_name("hpcaccel")
 HPCACCEL = [sys.executable, str(_INSTALLED)] if _INSTALLED.exists() else [sys.executable, "-m", "hpcaccel"]

@@ -47,7 +47,7 @@ T = TypeVar("T")
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "hpcaccel-load-"
 ABANDONED_SECONDS = 600.0
-"""A ring that nobody has written to for this long belongs to ranks that were killed before all of them had opened it."""
+"""A ring that nobody has written to for this long: its ranks were killed before all of them had opened it."""
 RING_BYTES = 32 << 20
 LEAST_BYTES = 16 << 20
 """Ranks that have fewer bytes in common do not share them: setting up a ring takes time too."""

@@ -78,8 +78,8 @@ def _is_accepted(channel: socket.socket, token: str, *, rank: int, host: str) ->
 
 
 def wake_at_input(channel: socket.socket | int) -> None:
-    """Have the kernel send SIGCHLD to this process when a socket or pipe becomes readable, as at the end of a child, see
-    fcntl(2). The supervisor waits for this signal."""
+    """Have the kernel send SIGCHLD to this process when a socket or pipe becomes readable, as at the end of a child,
+    see fcntl(2). The supervisor waits for this signal."""
     fcntl.fcntl(channel, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(channel, 10, signal.SIGCHLD)  # F_SETSIG, which Python does not name
     fcntl.fcntl(channel, fcntl.F_SETFL, fcntl.fcntl(channel, fcntl.F_GETFL) | os.O_ASYNC)
