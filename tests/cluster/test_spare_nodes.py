@@ -67,6 +67,21 @@ def test_two_spare_nodes_replace_two_lost_ones(
     assert run.ends == [("failed", "restart")] * 2 + [("completed", "end")], run.story
 
 
+def test_node_and_a_spare_node_lost_at_once_are_replaced_by_the_other_spare_node(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The ranks may first be started on the failed spare node, until Slurm notices its failure, too."""
+    train(run, spare_nodes=2)
+    first, second = nodes_of(run)
+    spare, other = (node for node in own.nodes if node not in (first, second))
+    with taken_away(own, second), taken_away(own, spare):
+        assert run.wait_until_over(timeout_seconds=600) == 0, run.story
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.lines("start")[-1]["nodes"] == [first, other], run.story
+    assert {decision for _, decision in run.ends[:-1]} == {"restart"}, run.story
+    assert {line["restart_count"] for line in run.lines("start")} == {0}, run.story
+
+
 @pytest.mark.parametrize("nodes", [2, 1])
 def test_loss_of_the_batch_step_requeues_the_job(
     own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory, nodes: int
