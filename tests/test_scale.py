@@ -78,6 +78,8 @@ def test_faults_cost_less_with_snapshots_and_other_nodes_and_nothing_without_fau
         queue, fewer, spare = (shares[f"{first}, warm restart{end}"] for end in ends)
         assert shares["files, cold restart"] < queue < fewer < spare < 1
     assert shares["files, warm restart, spare nodes"] < shares["snapshots, warm restart, spare nodes"]
+    spare, fewer = (shares[f"snapshots, warm restart, {nodes} nodes"] for nodes in ("spare", "fewer"))
+    assert spare - fewer < 0.02  # fewer nodes load the snapshots, too
     assert ettr(Recovery(), interval_seconds=1800, mttf_hours=1e9) == pytest.approx(1800 / 1801, abs=1e-4)
 
 
@@ -135,6 +137,7 @@ def test_plots_are_written(tmp_path):
         assert path.read_text().lstrip().startswith("<?xml")
 
 
+@pytest.mark.torch
 def test_program_lists_its_options(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["scale", "--help"])
     with pytest.raises(SystemExit):

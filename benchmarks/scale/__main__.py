@@ -1,7 +1,8 @@
 """What hpcaccel's protocols cost at 16 to 16,384 ranks, with 100,000 trials and with 1,000,000 runs.
 
-Measures constants on this machine, checks each against measurements at other sizes (predicted / measured, exits with 1
-if one is off by more than its factor), and simulates with them. ``--recorded`` uses the recorded constants instead.
+Counts what 2 to 64 processes ask, send and write, beside a model of each count. Measures constants on this machine,
+checks each against measurements at other sizes, and simulates with them. Exits with 1 if a count or a prediction is off
+by more than its factor. ``--recorded`` uses the recorded counts and constants instead.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import sys
 from functools import partial
 from typing import Any
 
-from scale import measuring
+from scale import measuring, protocol_counts
 from scale.cost_term import CostTerm
+from scale.count_table import show_counts
 from scale.group_protocols import OPERATION_SECONDS, TENSORS, Protocols
 from scale.lost_time import MTTF_HOURS, PARAMETERS, SCENARIOS, ettr
 from scale.many_trials import sweep
+from scale.protocol_counts import PROTOCOLS
 
 SIZES = (16, 64, 256, 1024, 4096, 16_384)
+RUNS = 1_000_000
 RUN_FACTOR = 1.1
 """Allowed ratio of the simulated and the measured share of useful time."""
 INTERVALS = (60, 120, 300, 600, 1200, 1800, 3600)
@@ -26,20 +30,27 @@ INTERVALS = (60, 120, 300, 600, 1200, 1800, 3600)
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recorded", action="store_true", help="use the recorded constants, measure nothing")
+    parser.add_argument("--recorded", action="store_true", help="use the recorded numbers, measure nothing")
     parser.add_argument("--only", metavar="TEXT", default="", help="measure what has TEXT in its name; else recorded")
-    parser.add_argument("--record", action="store_true", help="write the measured constants into the repository")
+    parser.add_argument("--record", action="store_true", help="write counts and constants into the repository")
+    parser.add_argument("--counts", action="store_true", help="only count, with processes; minutes")
     parser.add_argument("--plots", action="store_true", help="write docs/scale-*.svg (matplotlib)")
     options = parser.parse_args()
+    progress = partial(print, "measuring:", file=sys.stderr, flush=True)
+    counts = protocol_counts.load() if options.recorded or options.only else protocol_counts.measure(progress)
+    if options.record:
+        protocol_counts.save(counts)
+    if options.counts:
+        return 0 if show_counts(counts) else 1
     if options.recorded:
         terms, constants = measuring.load()
     else:
-        progress = partial(print, "measuring:", file=sys.stderr, flush=True)
         terms, constants = measuring.measure(progress, options.only)
     if options.record:
         measuring.save(terms, constants)
     print(f"constants of: {constants['machine']}")
     passed = show_terms(terms)
+    passed = show_counts(counts) and passed
     protocols = Protocols.of(terms, constants)
     passed = show_simulated(protocols) and passed
     show_protocols(protocols)
@@ -80,30 +91,31 @@ def show_simulated(protocols: Protocols) -> bool:
 
 def show_protocols(protocols: Protocols) -> None:
     """Print time and requests of rendezvous, groups, stop agreement and commit."""
-    print(f"\n{'ranks':>8}{'check-in':>22}{'a group, full mesh':>26}{'a group, lazy':>24}{'stop agreement':>28}")
+    print(f"\n{'ranks':>8}{'check-in':>23}{'a group, full mesh':>27}{'a group, lazy':>25}{'stop agreement':>28}")
     for ranks in SIZES:
         met = protocols.rendezvous(ranks)
         groups = ""
         for lazy, width in ((False, 12), (True, 9)):
             requests, seconds = protocols.group_requests(ranks, lazy=lazy), protocols.group_seconds(ranks, lazy=lazy)
-            groups += f"{requests:>{width},.0f} req {seconds:8.2f} s"
+            groups += f"{requests:>{width},.0f} req {seconds:9.3f} s"
         one_ring = 1e3 * protocols.ring_seconds(ranks)
         tree = 1e3 * protocols.agreement_seconds(ranks)
         print(
-            f"{ranks:>8,}{met.requests:>9,} req {met.seconds:6.2f} s{groups}"
+            f"{ranks:>8,}{met.requests:>9,} req {met.seconds:7.3f} s{groups}"
             f"   ring {one_ring:7.1f}, used {tree:5.1f} ms"
         )
-    print(f"\n{'ranks':>8}{'a call of the script: ring':>28}{'used':>12}")
+    print(f"\n{'ranks':>8}{'a call of the script: ring':>28}{'used':>12}{'gather of 8 bytes':>20}")
     for ranks in SIZES:
         ring, used = 1e3 * protocols.call_ring_seconds(ranks), 1e3 * protocols.call_seconds(ranks)
-        print(f"{ranks:>8,}{ring:>25.1f} ms{used:>9.1f} ms")
+        gather = 1e3 * protocols.call_seconds(ranks, row_bytes=8)
+        print(f"{ranks:>8,}{ring:>25.1f} ms{used:>9.1f} ms{gather:>17.1f} ms")
     print(f"\n{'ranks':>8}{'operations of rank 0':>22}{'commit after the last file':>32}{'index':>14}{'entries':>10}")
     for ranks in SIZES:
         fast, slow = (protocols.commit_seconds(ranks, operation_seconds=each) for each in OPERATION_SECONDS)
         index = protocols.terms["commit: bytes of the index"].predict(ranks) / 1e6
         entries = protocols.terms["commit: entries of a folder"].predict(ranks)
         print(
-            f"{ranks:>8,}{protocols.commit_operations(ranks):>22,.0f}{fast:>14.2f} to {slow:8.2f} s"
+            f"{ranks:>8,}{protocols.commit_operations(ranks):>22,.0f}{fast:>14.3f} to {slow:8.3f} s"
             f"{index:>14.1f} MB{entries:>8,.0f}"
         )
     shown = " and ".join(f"{1e3 * each:g} ms" for each in OPERATION_SECONDS)
@@ -112,13 +124,17 @@ def show_protocols(protocols: Protocols) -> None:
 
 def show_left_over(protocols: Protocols) -> None:
     """Print what still grows with the number of ranks."""
-    print(f"\nstill growing with the number of ranks; index of {TENSORS} tensors that are split over all ranks")
-    print(f"{'ranks':>8}{'requests at the store':>32}{'index':>16}{'manifest':>14}{'entries':>9}")
+    print(f"\nstill growing with the number of ranks; plan and index of {TENSORS} tensors split over all ranks")
+    print(
+        f"{'ranks':>8}{'requests at the store':>32}{'a new plan at rank 0':>26}{'index at each rank of a load':>30}"
+        f"{'manifest':>14}{'entries':>9}"
+    )
     for ranks in SIZES:
         one = protocols.left_over(ranks)
         print(
             f"{ranks:>8,}{one.store_requests:>20,} {one.store_seconds:9.3f} s"
-            f"{one.index_bytes / 1e6:>13,.0f} MB{one.manifest_bytes / 1e3:>11.1f} kB"
+            f"{one.plan_bytes / 1e6:>11,.0f} MB {one.plan_seconds:9.1f} s"
+            f"{one.index_bytes / 1e6:>15,.0f} MB {one.parse_seconds:9.1f} s{one.manifest_bytes / 1e3:>11.1f} kB"
             f"{one.entries:>9,.0f}"
         )
 
@@ -162,8 +178,13 @@ def show_many(terms: dict[str, CostTerm]) -> None:
     print("\n100,000 trials, 1,000 workers")
     for name, value in rows.items():
         print(f"  {name:56}{value}")
-    seconds = terms["run index: reading"].predict(1_000_000)
-    print(f"\n1,000,000 runs of one user: a command that searches for a run reads the index in {seconds:.1f} s")
+    seconds = terms["run index: reading"].predict(RUNS)
+    looks = PROTOCOLS["runs: operations of a search by name"].at(RUNS)
+    listing = PROTOCOLS["runs: operations of a listing"].at(RUNS)
+    fast, slow = (listing * each for each in OPERATION_SECONDS)
+    print(f"\n{RUNS:,} runs of one user")
+    print(f"  a search by run ID or name: reads the index in {seconds:.1f} s, then {looks:.0f} operations on folders")
+    print(f"  a list: {listing:,.0f} operations on folders, {fast:,.0f} to {slow:,.0f} s on a shared file system")
 
 
 if __name__ == "__main__":

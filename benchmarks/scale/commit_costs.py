@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit", "main", "operations"]
+__all__ = ["commit", "main", "operations", "traced"]
 
 CHUNKS = 16
 """Chunks of each rank's file."""
@@ -25,6 +26,7 @@ OPERATIONS = (
     "openat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,rmdir,fsync,fdatasync,getdents64,stat,lstat,"
     "newfstatat,statx,ftruncate"
 )
+_OF_OPEN_FILE = re.compile(r'newfstatat\(\d+<[^>]*>, "",')
 ROOT = Path(__file__).parents[2]
 
 
@@ -51,6 +53,7 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     protocol.write_manifest(paths.temporary, index=index, files=written, facts={"version": 1, "step": 1})
     protocol.publish(paths.temporary, paths.final)
     ended = time.perf_counter()
+    (folder / "all-published").exists()
     return {
         "entries": entries,
         "gather_seconds": gathered - begun,
@@ -108,22 +111,36 @@ def operations(ranks: int) -> dict[str, int]:
     Raises:
         FileNotFoundError: ``strace`` is not installed.
     """
-    if shutil.which("strace") is None:
-        raise FileNotFoundError("strace is not installed: without it the operations of a commit cannot be counted")
     with tempfile.TemporaryDirectory() as folder:
-        trace, place = Path(folder) / "trace", Path(folder) / "run"
+        place = Path(folder) / "run"
         place.mkdir()
-        subprocess.run(
-            ["strace", "-f", "-y", "-o", str(trace), "-e", f"trace={OPERATIONS}", sys.executable, __file__, str(ranks),
-             str(place)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True, timeout=300,
-        )  # fmt: skip
-        lines = [line.split(maxsplit=1) for line in trace.read_text().splitlines()]
+        lines = traced([__file__, str(ranks), str(place)])
     parent = lines[0][0]
-    done = next(number for number, (_, call) in enumerate(lines) if "all-written" in call)
+    written, published = (
+        next(number for number, (_, call) in enumerate(lines) if mark in call)
+        for mark in ("all-written", "all-published")
+    )
     here = [(pid, call) for pid, call in lines if str(place) in call and "resumed>" not in call]
-    after = [call for pid, call in lines[done + 1 :] if pid == parent and str(place) in call]
+    after = [call for pid, call in lines[written + 1 : published] if pid == parent and str(place) in call]
     return {"writer": round(sum(pid != parent for pid, _ in here) / ranks), "first": len(after)}
+
+
+def traced(arguments: list[str], **environment: str) -> list[tuple[str, str]]:
+    """Operations on files by a Python program and its children: process id and call, in their order. Without questions
+    about open files, which differ between versions of Python and cost little.
+
+    Raises:
+        FileNotFoundError: ``strace`` is not installed.
+    """
+    if shutil.which("strace") is None:
+        raise FileNotFoundError("strace is not installed: without it operations on files cannot be counted")
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace"
+        command = ["strace", "-f", "-y", "-o", str(trace), "-e", f"trace={OPERATIONS}", sys.executable, *arguments]
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        subprocess.run(command, env=variables, check=True, capture_output=True, timeout=300)
+        lines = [line.split(maxsplit=1) for line in trace.read_text().splitlines()]
+    return [(pid, call) for pid, call in lines if not _OF_OPEN_FILE.match(call)]
 
 
 def main() -> None:

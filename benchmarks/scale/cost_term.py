@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LAWS", "CostTerm"]
+__all__ = ["COUNT_FACTOR", "LAWS", "CostTerm"]
+
+COUNT_FACTOR = 1.2
+"""Allowed ratio of predicted and counted numbers, in either direction."""
 
 LAWS: dict[str, Callable[[float], float]] = {
     "constant": lambda size: 0.0,

@@ -10,9 +10,9 @@ from typing import Any
 
 from hpcaccel.checkpoint.save_reports import BLOCK
 from hpcaccel.runtime.distributed.wide_groups import WIDE, WIDTH
-from scale.commit_costs import CHUNKS
 from scale.cost_term import CostTerm
 from scale.event_clock import EventClock, QueueServer
+from scale.plan_costs import TENSORS as MEASURED_TENSORS
 
 __all__ = ["OPERATION_SECONDS", "Protocols", "Rendezvous"]
 
@@ -41,14 +41,18 @@ class LeftOver:
     """Costs that grow with the number of ranks and have not been redesigned.
 
     Args:
-        index_bytes: of an index with ``TENSORS`` tensors, each of which is split over all ranks. While
-            the plan is new, rank 0 receives about as many bytes.
+        plan_bytes, plan_seconds: what rank 0 receives and computes for a new plan of ``TENSORS`` tensors, each of which
+            is split over all ranks.
+        index_bytes, parse_seconds: of the index of these tensors, which every rank receives and parses at a load.
         entries: of the folder of a checkpoint, of the heartbeats, and of the logs of an attempt.
     """
 
     store_requests: int
     store_seconds: float
+    plan_bytes: float
+    plan_seconds: float
     index_bytes: float
+    parse_seconds: float
     manifest_bytes: float
     entries: float
 
@@ -144,14 +148,20 @@ class Protocols:
             return self.ring_seconds(ranks)
         return _messages(ranks, WIDTH) * self.tree_message_seconds
 
-    def call_seconds(self, ranks: int) -> float:
-        """Seconds of a call of the script, such as ``wait_for_everyone``: 256 bytes of each rank to all ranks. Along a
-        ring up to ``WIDE`` ranks, else along a tree, whose groups pass the whole table on."""
+    def call_seconds(self, ranks: int, *, row_bytes: int = 0) -> float:
+        """Seconds of a call of the script, such as ``wait_for_everyone``, or ``gather`` of ``row_bytes`` of each rank.
+
+        Along a ring up to ``WIDE`` ranks. Else the ranks reduce their headers along a tree, and gather along the tree
+        what the script gathers: its groups pass the whole table on.
+        """
         if ranks <= WIDE:
             return self.call_ring_seconds(ranks)
-        messages = _messages(ranks, WIDTH, reduces=False)
-        broadcasts = messages - _messages(ranks, WIDTH, reduces=False, returns=False)
-        return messages * self.tree_message_seconds + broadcasts * 256 * ranks / BYTES_PER_SECOND
+        messages, tables = float(_messages(ranks, WIDTH)), 0.0
+        if row_bytes:
+            gather = _messages(ranks, WIDTH, reduces=False)
+            messages += gather
+            tables = gather - _messages(ranks, WIDTH, reduces=False, returns=False)
+        return messages * self.tree_message_seconds + tables * row_bytes * ranks / BYTES_PER_SECOND
 
     def call_ring_seconds(self, ranks: int) -> float:
         """The same along one ring of all ranks: P - 1 messages in turn."""
@@ -159,11 +169,17 @@ class Protocols:
 
     def left_over(self, ranks: int) -> LeftOver:
         """What still grows with the number of ranks, see ``LeftOver``."""
-        chunk = self.terms["commit: bytes of the index"].coefficients[1] / CHUNKS
+
+        def of_all_tensors(term: str) -> float:
+            return self.terms[term].coefficients[1] * ranks * TENSORS / MEASURED_TENSORS
+
         return LeftOver(
             store_requests=self.rendezvous(ranks).requests,
             store_seconds=self.rendezvous(ranks).seconds,
-            index_bytes=chunk * ranks * TENSORS,
+            plan_bytes=of_all_tensors("plan: bytes at rank 0"),
+            plan_seconds=of_all_tensors("plan: rank 0"),
+            index_bytes=of_all_tensors("plan: bytes of the index"),
+            parse_seconds=of_all_tensors("plan: parsing the index"),
             manifest_bytes=self.terms["commit: bytes of the manifest"].predict(ranks),
             entries=self.terms["commit: entries of a folder"].predict(ranks),
         )

@@ -72,16 +72,18 @@ class Recovery:
         return seconds + values["warm start" if self.warm and place == "same" else "cold start"]
 
     def keeps_snapshot(self, place: Place) -> bool:
-        """Whether the snapshots are loaded: a requeued job gets other nodes, whose memory has none. Fewer ranks can
-        load them too, which is left out."""
-        return self.snapshots and place in ("same", "spare")
+        """Whether the snapshots are loaded: a requeued job gets other nodes, whose memory has none."""
+        return self.snapshots and place in ("same", "spare", "fewer")
 
 
 SCENARIOS = {
     "files, cold restart": Recovery(),
+    "files, cold restart, spare nodes": Recovery(spare=True),
     "files, warm restart": Recovery(warm=True),
     "files, warm restart, fewer nodes": Recovery(warm=True, shrink=True),
     "files, warm restart, spare nodes": Recovery(warm=True, spare=True),
+    "snapshots, cold restart": Recovery(snapshots=True),
+    "snapshots, cold restart, spare nodes": Recovery(snapshots=True, spare=True),
     "snapshots, warm restart": Recovery(snapshots=True, warm=True),
     "snapshots, warm restart, fewer nodes": Recovery(snapshots=True, warm=True, shrink=True),
     "snapshots, warm restart, spare nodes": Recovery(snapshots=True, warm=True, spare=True),

@@ -11,8 +11,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from scale import commit_costs, faulty_run, record_costs, store_costs, tree_costs
-from scale.cost_term import CostTerm
+from scale import commit_costs, faulty_run, plan_costs, record_costs, store_costs, tree_costs
+from scale.cost_term import COUNT_FACTOR, CostTerm
 from scale.group_protocols import MEASURED_WIDTH
 
 __all__ = ["CONSTANTS", "load", "measure", "save"]
@@ -20,8 +20,6 @@ __all__ = ["CONSTANTS", "load", "measure", "save"]
 CONSTANTS = Path(__file__).with_name("constants.json")
 """The terms and constants of one run of ``measure`` on the machine that it names."""
 RANKS = (2, 4, 8, 16, 32, 64)
-COUNT_FACTOR = 1.2
-"""Allowed ratio of predicted and counted numbers."""
 TIME_FACTOR = 4.0
 """Allowed ratio of predicted and measured seconds. Two shared cores do the work of all ranks."""
 TURNS = 3
@@ -74,6 +72,11 @@ def measure(progress: Callable[[str], None], only: str = "") -> tuple[dict[str, 
     add("commit: bytes of the manifest", "bytes", "P", lambda p: saves(p)["manifest_bytes"], critical=False)
     add("commit: gather", "s", "P", lambda p: saves(p)["gather_seconds"], critical=False, fitted=3)
     add("commit: publish", "s", "P", lambda p: saves(p)["publish_seconds"], critical=False, fitted=3)
+    plans = cache(plan_costs.plan_costs)
+    add("plan: bytes at rank 0", "bytes", "P", lambda p: plans(p)["plan_bytes"])
+    add("plan: rank 0", "s", "P", lambda p: plans(p)["plan_seconds"], fitted=3)
+    add("plan: bytes of the index", "bytes", "P", lambda p: plans(p)["index_bytes"])
+    add("plan: parsing the index", "s", "P", lambda p: plans(p)["parse_seconds"], fitted=3)
     add("attempt: entries of a folder", "entries", "P", record_costs.attempt_entries, critical=False)
     add("attempt: reading all heartbeats", "s", "P", record_costs.heartbeat_seconds, (8, 16, 32, 64), critical=False)
     many = (500, 1000, 2000, 5000)

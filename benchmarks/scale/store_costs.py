@@ -15,12 +15,12 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["check_in", "group_creation", "request_seconds"]
+__all__ = ["CountedStore", "check_in", "counting_store", "group_creation", "request_seconds"]
 
 LIMIT = timedelta(seconds=120)
 
 
-class _CountedStore:
+class CountedStore:
     """Counts the requests of one rank. ``polls`` are those that rank 0 repeats while it waits for other ranks."""
 
     def __init__(self, prefix: str, store: Any) -> None:
@@ -47,7 +47,7 @@ class _CountedStore:
         self._store.wait(keys, timeout)
 
 
-store_counts: dict[int, _CountedStore] = {}
+store_counts: dict[int, CountedStore] = {}
 """The store of each thread's rank."""
 
 
@@ -67,7 +67,7 @@ def check_in(ranks: int) -> dict[str, Any]:
     counted: list[Counter[str]] = [Counter() for _ in range(ranks)]
     module: Any = rendezvous
     before, ended = module.dist, [0.0] * ranks
-    module.dist = SimpleNamespace(PrefixStore=_CountedStore, DistError=dist.DistError)
+    module.dist = SimpleNamespace(PrefixStore=CountedStore, DistError=dist.DistError)
     begin = threading.Barrier(ranks + 1)
 
     def meet(rank: int) -> None:
@@ -114,7 +114,7 @@ def group_creation(ranks: int, *, lazy: bool) -> dict[str, Any]:
     counters: list[Any] = []
     server = _store(0, serves=True)
     for _ in range(ranks):
-        counters.append(_counting_store(_store(server.port, serves=False)))
+        counters.append(counting_store(_store(server.port, serves=False)))
     before = len(os.listdir("/proc/self/fd"))
     groups = _groups(counters, lazy=lazy)
     _reduce(groups, turns=1)
@@ -191,7 +191,7 @@ def _store(port: int, *, serves: bool) -> Any:
     return dist.TCPStore("127.0.0.1", port, None, serves, LIMIT, wait_for_workers=False)
 
 
-def _counting_store(store: Any) -> Any:
+def counting_store(store: Any) -> Any:
     import torch.distributed as dist
 
     class Counting(dist.Store):
