@@ -120,7 +120,7 @@ def _busiest(ranks: int, kind: str, make: Callable[[Any], Callable[[], object]])
 
     found = with_folder(ranks, rank_traffic)
     medians = [[statistics.median(part[which] for part in rounds) for which in (0, 1)] for rounds in found]
-    return tuple(round(max(one[which] for one in medians)) for which in (0, 1))  # type: ignore[return-value]
+    return tuple(round(max(one[which] for one in medians)) for which in (0, 1))
 
 
 def _settled() -> Traffic:

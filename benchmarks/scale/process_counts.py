@@ -105,7 +105,7 @@ def _group_requests(ranks: int, *, lazy: bool) -> int:
     def rank_count(rank: int, folder: str) -> int:
         store = _tcp_store(rank, folder)
         counting = store_costs.counting_store(store)
-        group = dist.ProcessGroupGloo(counting, rank, ranks, LIMIT)
+        group: Any = dist.ProcessGroupGloo(counting, rank, ranks, LIMIT)
         group.allreduce([torch.zeros(1, dtype=torch.int64)]).wait()
         _used.append(group)
         return int(sum(counting.requests.values()))
