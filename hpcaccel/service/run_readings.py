@@ -6,6 +6,7 @@ The routes call them for runs on this machine, and ``hpcaccel answer`` on a logi
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -208,6 +209,9 @@ def read_run(run: RunDir, what: str, options: Mapping[str, Any]) -> Any:
     function = RUN_READINGS.get(what) or SWEEP_READINGS.get(what)
     if function is None:
         raise UserError(f"{what[:80]!r} is not a reading of a run")
+    # Not left to validate_call: that of pydantic 2.13.0 raises TypeError for an option of the name self.
+    if unknown := sorted(options.keys() - inspect.signature(function).parameters.keys()):
+        raise UserError(f"{what}: " + "; ".join(f"{name}: Unexpected keyword argument" for name in unknown))
     try:
         return function(run, **options)
     except ValidationError as error:

@@ -207,7 +207,7 @@ BAD_QUESTIONS = {
     b'{"run": "RUN", "what": "__class__", "options": {}}': "is not a reading of a run",
     b'{"run": "RUN", "what": "metrics", "options": {"names": ["a"], "buckets": 9999999}}': "metrics: buckets",
     b'{"run": "RUN", "what": "log", "options": {"name": "../spec.yaml", "offset": 0, "limit": 9}}': "has no log",
-    b'{"run": "RUN", "what": "spec", "options": {"self": 1}}': "self",  # pydantic before 2.13 words it differently
+    b'{"run": "RUN", "what": "spec", "options": {"self": 1}}': "spec: self",
     b"[]": "cannot read this",
     b"{": "cannot read this",
 }
