@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scale.forked_ranks import Traffic, with_folder
 
-__all__ = ["TREE_WIDTH", "agreement", "call", "tree_agreement", "tree_call"]
+__all__ = ["TREE_WIDTH", "agreement", "call"]
 
 TREE_WIDTH = 4
 """Ranks of a group in the counted trees, so that few ranks make several levels."""
@@ -26,17 +26,13 @@ SETTLE_SECONDS = 0.25
 LIMIT = timedelta(seconds=120)
 
 
-def agreement(ranks: int) -> dict[str, float]:
-    """Messages and bytes that the busiest rank sends in a stop agreement along gloo's ring of all ranks."""
-    return _agreement(ranks, "ring")
+Shape = Literal["ring", "tree"]
+"""gloo's ring of all ranks, or a tree of groups of ``TREE_WIDTH`` ranks."""
 
 
-def tree_agreement(ranks: int) -> dict[str, float]:
-    """The same along a tree of groups of ``TREE_WIDTH`` ranks."""
-    return _agreement(ranks, "tree")
+def agreement(ranks: int, shape: Shape) -> dict[str, float]:
+    """Messages and bytes that the busiest rank sends in a stop agreement."""
 
-
-def _agreement(ranks: int, kind: str) -> dict[str, float]:
     def one(dist: Any) -> Callable[[], object]:
         from hpcaccel.runtime.training.stop_agreement import StopAgreement
 
@@ -48,21 +44,13 @@ def _agreement(ranks: int, kind: str) -> dict[str, float]:
 
         return step
 
-    messages, sent = _busiest(ranks, kind, one)
-    return {f"stop agreement, {kind}: messages": messages, f"stop agreement, {kind}: bytes": sent}
+    messages, sent = _busiest(ranks, shape, one)
+    return {f"stop agreement, {shape}: messages": messages, f"stop agreement, {shape}: bytes": sent}
 
 
-def call(ranks: int) -> dict[str, float]:
-    """Bytes that the busiest rank sends in calls of the script, along gloo's ring of all ranks."""
-    return _calls(ranks, "ring")
+def call(ranks: int, shape: Shape) -> dict[str, float]:
+    """Bytes that the busiest rank sends in calls of the script."""
 
-
-def tree_call(ranks: int) -> dict[str, float]:
-    """The same along a tree of groups of ``TREE_WIDTH`` ranks."""
-    return _calls(ranks, "tree")
-
-
-def _calls(ranks: int, kind: str) -> dict[str, float]:
     def barrier(dist: Any) -> Callable[[], object]:
         calls = _exchange(dist)
         return lambda: calls.call("wait_for_everyone")
@@ -74,8 +62,8 @@ def _calls(ranks: int, kind: str) -> dict[str, float]:
         return lambda: calls.call("gather", data=torch.zeros(8, dtype=torch.uint8))
 
     return {
-        f"wait_for_everyone, {kind}: bytes": _busiest(ranks, kind, barrier)[1],
-        f"gather of 8 bytes, {kind}: bytes": _busiest(ranks, kind, gather)[1],
+        f"wait_for_everyone, {shape}: bytes": _busiest(ranks, shape, barrier)[1],
+        f"gather of 8 bytes, {shape}: bytes": _busiest(ranks, shape, gather)[1],
     }
 
 
@@ -90,13 +78,13 @@ def _exchange(dist: Any) -> Any:
     return Exchange(dist.new_group(backend="gloo"), watchdog)
 
 
-def _busiest(ranks: int, kind: str, make: Callable[[Any], Callable[[], object]]) -> tuple[int, int]:
+def _busiest(ranks: int, shape: Shape, make: Callable[[Any], Callable[[], object]]) -> tuple[int, int]:
     """Messages and bytes that the busiest rank sends in one call of what ``make`` returns."""
     import torch.distributed as dist
 
     from hpcaccel.runtime.distributed import wide_groups
 
-    wide_groups.WIDE = 1 if kind == "tree" else max(64, ranks)
+    wide_groups.WIDE = 1 if shape == "tree" else max(64, ranks)
     defaults = wide_groups.RankTree.__init__.__kwdefaults__
     assert defaults is not None
     defaults["width"] = TREE_WIDTH

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,14 +182,18 @@ def commit(ranks: int) -> Counts:
 
 
 COUNTERS: dict[str, Callable[[int], Counts]] = {
-    counter.__name__: counter
-    for counter in (
-        check_in, full_mesh, on_demand,
-        message_counts.agreement, message_counts.tree_agreement, message_counts.call, message_counts.tree_call,
-        save_agreement, commit,
-        record_counts.sweep, record_counts.runs,
-    )
-}  # fmt: skip
+    "check_in": check_in,
+    "full_mesh": full_mesh,
+    "on_demand": on_demand,
+    "agreement": partial(message_counts.agreement, shape="ring"),
+    "tree_agreement": partial(message_counts.agreement, shape="tree"),
+    "call": partial(message_counts.call, shape="ring"),
+    "tree_call": partial(message_counts.call, shape="tree"),
+    "save_agreement": save_agreement,
+    "commit": commit,
+    "sweep": record_counts.sweep,
+    "runs": record_counts.runs,
+}
 """By kind."""
 WITHOUT_TORCH = {"commit", "runs"}
 
