@@ -73,7 +73,7 @@ def test_without_warm_parents_the_other_ranks_do_not_live_until_slurm_kills_them
     slow.unlink()
     assert scenario.wait_until_over() == 0, scenario.story
     assert scenario.ends == [("failed", "restart"), ("completed", "end")], scenario.story
-    message = f"{scenario.nodes[1]}: task 3: Killed: the other ranks are killed in 2 s"
+    message = f"{scenario.nodes[1]}: task 3: Killed: ranks that are left are killed in 2 s, unless a stop is requested"
     assert message in scenario.dir.supervisor_log(1).read_text()
     assert scenario.lines("end")[0]["detail"] == f"rank 3 on {scenario.nodes[1]}: Killed", scenario.story
     assert scenario.step != step

@@ -6,7 +6,7 @@ import json
 import os
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hpcaccel.node.launchers.srun_ranks import _output
 from .conftest import LocalRun
 
 Make = Callable[..., LocalRun]
+Start = Callable[..., srun_ranks.SrunRanks]
 
 SAYS = "import json, os; print(json.dumps(dict(os.environ)))"
 
@@ -86,22 +87,37 @@ while True:
 
 
 @pytest.fixture
-def stand_in_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Starts a stand-in for srun, which is killed after the test."""
     program = tmp_path / "srun"
     program.write_text(SRUN)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    started = []
+
+    def start(run: LocalRun, **env: str) -> srun_ranks.SrunRanks:
+        run.dir.attempt(1).mkdir(parents=True)
+        wrapped = Wrapped(srun=[], command=["true"], env={**os.environ, **env})
+        started.append(srun_ranks.SrunRanks(run.dir, read_launch(run.dir), wrapped, attempt=1))
+        return started[-1]
+
+    yield start
+    for ranks in started:
+        ranks._srun.kill()
+        ranks._srun.wait()
 
 
-def start(run: LocalRun, **env: str) -> srun_ranks.SrunRanks:
-    run.dir.attempt(1).mkdir(parents=True)
-    wrapped = Wrapped(srun=[], command=["true"], env={**os.environ, **env})
-    return srun_ranks.SrunRanks(run.dir, read_launch(run.dir), wrapped, attempt=1)
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Signals to the step. Ranks that are left after a failure get theirs at once."""
+    found: list[str] = []
+    monkeypatch.setattr(srun_ranks, "AFTER_FAILURE_SECONDS", 0.0)
+    monkeypatch.setattr(srun_ranks, "signal_step", lambda path, name, *, without: found.append(name) or True)
+    return found
 
 
-@pytest.mark.usefixtures("stand_in_srun")
 def test_a_stop_requested_before_the_tasks_have_started_is_sent_after_their_start(
-    local_run: Make, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    local_run: Make, start: Start, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(srun_ranks, "EARLIEST_STOP_SECONDS", (0.2, 0.5))
     run = local_run("", launch={"backend": "slurm"})
@@ -117,25 +133,20 @@ def test_a_stop_requested_before_the_tasks_have_started_is_sent_after_their_star
             printed += capfd.readouterr().out
             time.sleep(0.01)
 
-    try:
-        poll_until(1)
-        ranks.request_stop()
-        for _ in range(50):
-            assert ranks.poll() is None
-            time.sleep(0.01)
-        assert capfd.readouterr().out == ""
-        write_json(run.dir.attempt(1) / srun_ranks.STEP_FILE, {"job_id": "1", "step_id": "0"})
-        poll_until(3)
-        assert ranks._stop_at == []
-        ranks.request_stop()
-        poll_until(4)
-        assert ranks._stop_at == []
-    finally:
-        ranks._srun.kill()
-        ranks._srun.wait()
+    poll_until(1)
+    ranks.request_stop()
+    for _ in range(50):
+        assert ranks.poll() is None
+        time.sleep(0.01)
+    assert capfd.readouterr().out == ""
+    write_json(run.dir.attempt(1) / srun_ranks.STEP_FILE, {"job_id": "1", "step_id": "0"})
+    poll_until(3)
+    assert ranks._stop_at == []
+    ranks.request_stop()
+    poll_until(4)
+    assert ranks._stop_at == []
 
 
-@pytest.mark.usefixtures("stand_in_srun")
 @pytest.mark.parametrize(
     ("message", "cooperative", "failed"),
     [
@@ -152,48 +163,34 @@ def test_a_stop_requested_before_the_tasks_have_started_is_sent_after_their_star
 )
 def test_the_other_ranks_are_killed_soon_after_srun_reports_a_failed_one(
     local_run: Make,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start,
+    sent: list[str],
     capfd: pytest.CaptureFixture[str],
     message: str,
     cooperative: bool,
     failed: bool,
 ) -> None:
     """Otherwise Slurm would do so, after ``KillWait``."""
-    monkeypatch.setattr(srun_ranks, "AFTER_FAILURE_SECONDS", 0.0)
-    sent: list[str] = []
-    monkeypatch.setattr(srun_ranks, "signal_step", lambda path, name, *, without: sent.append(name) or True)
     stop = "cooperative" if cooperative else "signals"
     ranks = start(local_run("", launch={"backend": "slurm", "stop": stop}), MESSAGES=f"srun: one\n{message}\nlast\n")
-    try:
-        printed, end = "", time.monotonic() + 60
-        while "last" not in printed:
-            assert ranks.poll() is None
-            assert time.monotonic() < end
-            printed += capfd.readouterr().err
-            time.sleep(0.01)
-        assert printed == f"srun: one\n{message}\nlast\n"
-        for _ in range(5):
-            ranks.poll()
-        assert sent == (["KILL"] if failed else [])
-    finally:
-        ranks._srun.kill()
-        ranks._srun.wait()
+    printed, end = "", time.monotonic() + 60
+    while "last" not in printed:
+        assert ranks.poll() is None
+        assert time.monotonic() < end
+        printed += capfd.readouterr().err
+        time.sleep(0.01)
+    assert printed == f"srun: one\n{message}\nlast\n"
+    for _ in range(5):
+        ranks.poll()
+    assert sent == (["KILL"] if failed else [])
 
 
-@pytest.mark.usefixtures("stand_in_srun")
-def test_ranks_that_were_stopped_have_the_sites_time_to_end(local_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_were_stopped_have_the_sites_time_to_end(local_run: Make, start: Start, sent: list[str]) -> None:
     """One that fails after the request does not shorten the save of the others."""
-    monkeypatch.setattr(srun_ranks, "AFTER_FAILURE_SECONDS", 0.0)
-    sent: list[str] = []
-    monkeypatch.setattr(srun_ranks, "signal_step", lambda path, name, *, without: sent.append(name) or True)
     ranks = start(local_run("", launch={"backend": "slurm"}), MESSAGES="srun: error: n1: task 3: Killed\n")
-    try:
-        ranks.request_stop()
-        assert ranks._messages is not None
-        assert select.select([ranks._messages._input], [], [], 60)[0]
-        for _ in range(5):
-            ranks.poll()
-        assert sent == []
-    finally:
-        ranks._srun.kill()
-        ranks._srun.wait()
+    ranks.request_stop()
+    assert ranks._messages is not None
+    assert select.select([ranks._messages._input], [], [], 60)[0]
+    for _ in range(5):
+        ranks.poll()
+    assert sent == []

@@ -19,6 +19,7 @@ from hpcaccel.node.allocation import OVERLAP
 from hpcaccel.node.batch import shell_code
 from hpcaccel.node.environment.containers import Wrapped
 from hpcaccel.node.launchers.srun_messages import SrunMessages
+from hpcaccel.node.warm.warm_ranks import AFTER_FAILURE_SECONDS
 from hpcaccel.slurm import hostlist
 from hpcaccel.slurm.commands import Slurm
 
@@ -33,8 +34,6 @@ EARLIEST_STOP_SECONDS = (2.0, 10.0)
 """When a stop that is requested during the start is sent, in seconds after the first task has written the step file.
 srun drops a signal to a task whose start it has not noticed (22.05), and SIGUSR2 kills a task that has not blocked it
 yet. It is sent twice, because the tasks of a large step do not start at the same time."""
-AFTER_FAILURE_SECONDS = 2.0
-"""How long the other ranks may run after one has failed: their own errors may show the cause."""
 STEP_END_SECONDS = 60
 """How long a step may take to end after SIGKILL."""
 
@@ -104,21 +103,28 @@ class SrunRanks:
         if self._stop_at and seconds > self._stop_at[0]:
             self._send_stop(seconds)
         code = self._srun.poll()
-        self._note_failure()
+        failure = "" if self._messages is None else self._messages.forward()
         if code is None:
+            if not self._stop_requested:
+                self._end_after(failure)
             return None
         if self._messages is not None:
             self._messages.close()
         return shell_code(code)
 
-    def _note_failure(self) -> None:
-        """Kill the ranks that are left if one has failed by itself, some time ago."""
-        failure = "" if self._messages is None else self._messages.forward()
+    def _end_after(self, failure: str) -> None:
+        """Kill the ranks that are left some time after one has failed by itself.
+
+        Args:
+            failure: srun's message about that rank, if it is new; else empty.
+        """
         now = time.monotonic()
-        if failure and self._kill_at is None and not self._stop_requested:
-            log.info("%s: the other ranks are killed in %g s", failure, AFTER_FAILURE_SECONDS)
+        if failure and self._kill_at is None:
+            log.info(
+                "%s: ranks that are left are killed in %g s, unless a stop is requested", failure, AFTER_FAILURE_SECONDS
+            )
             self._kill_at = now + AFTER_FAILURE_SECONDS
-        if self._kill_at is not None and now > self._kill_at and not self._stop_requested:
+        if self._kill_at is not None and now > self._kill_at:
             self._kill_at = math.inf
             self._signal_step("KILL")
 
