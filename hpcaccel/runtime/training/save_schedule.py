@@ -23,9 +23,9 @@ __all__ = ["SaveSchedule"]
 
 logger = logging.getLogger(TRAINING_LOG)
 
-SPREAD_PART = 0.25
-"""Part of the time until the next save over which a background save may spread its writes. A late commit increases what
-a crash loses, so this is not all of it."""
+SPREAD_PART = 0.8
+"""Part of the time until the next save over which a background save may spread its writes. The rest is a margin for
+steps that become faster. ``write_pace.LOWEST_RATE`` bounds how late the commit comes in a long interval."""
 _PROGRESS = {"done": DONE, "busy": BUSY, "failed": FAILED}
 
 
