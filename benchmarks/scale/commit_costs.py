@@ -44,7 +44,8 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     for child in children:
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise RuntimeError(f"a writer of {ranks} failed")
-    entries = max(len(os.listdir(paths.temporary)), len(os.listdir(paths.results)))
+    folders = [*os.walk(paths.temporary), *os.walk(paths.results)]
+    entries = max(len(names) + len(files) for _, names, files in folders)
     (folder / "all-written").exists()  # a mark in strace's output
     begun = time.perf_counter()
     written = save_reports.gather(paths.results, ranks, lambda: None)
@@ -64,8 +65,8 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
 
 
 def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
-    from hpcaccel.checkpoint import save_reports
-    from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, ShardFile, rank_file
+    from hpcaccel.checkpoint import rank_blocks, save_reports
+    from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, ShardFile
     from hpcaccel.checkpoint.written_file import WrittenFile
 
     child = os.fork()
@@ -74,12 +75,15 @@ def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
     code = 1
     try:
         memory = memoryview(mmap.mmap(-1, BLOCK_BYTES))
-        file = ShardFile(paths.temporary / rank_file(rank))
+        name = rank_blocks.stored_file(rank, ranks)
+        rank_blocks.make_block_folder(paths.temporary, name)
+        file = ShardFile(paths.temporary / name)
         file.write(memory, 0)
         file.finish(BLOCK_BYTES)
+        rank_blocks.sync_block_folder(paths.temporary, name)
         length = BLOCK_BYTES // CHUNKS
-        written = WrittenFile.of(rank_file(rank), [0] * CHUNKS, [length] * CHUNKS)
-        save_reports.deliver(paths.results, written, rank=rank, ranks=ranks)
+        written = WrittenFile.of(name, [0] * CHUNKS, [length] * CHUNKS)
+        save_reports.deliver(paths.results, written, block=rank_blocks.block_of(rank, ranks))
         code = 0
     finally:
         os._exit(code)
@@ -87,7 +91,8 @@ def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
 
 def _index(ranks: int) -> bytes:
     """An index of ``CHUNKS`` tensors, each split over all ranks."""
-    from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, rank_file
+    from hpcaccel.checkpoint.rank_blocks import stored_file
+    from hpcaccel.checkpoint.shard_files import BLOCK_BYTES
 
     length = BLOCK_BYTES // CHUNKS
     chunk = {"shape": [length], "length": length, "stored": length, "crc32": "00000000"}
@@ -96,7 +101,7 @@ def _index(ranks: int) -> bytes:
             "dtype": "uint8",
             "shape": [length * ranks],
             "chunks": [
-                {**chunk, "at": [rank * length], "file": rank_file(rank), "offset": number * length}
+                {**chunk, "at": [rank * length], "file": stored_file(rank, ranks), "offset": number * length}
                 for rank in range(ranks)
             ],
         }

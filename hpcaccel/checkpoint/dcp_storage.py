@@ -1,6 +1,6 @@
 """Storage backend for ``torch.distributed.checkpoint`` (DCP) that stores a checkpoint's tensors in one file per rank.
 
-A rank's file, ``rank_00003.bin``, holds its chunks as raw bytes (row-major, in the machine's byte order), each padded
+A rank's file, ``rank_00003.bin`` (in a folder of its block if there are many ranks), holds its chunks as raw bytes (row-major, in the machine's byte order), each padded
 to a multiple of 64 bytes. Only tensors are stored; all other values are packed into a tensor (see ``tree``).
 """
 
@@ -33,13 +33,14 @@ from hpcaccel.checkpoint.chunk_reading import read_chunks
 from hpcaccel.checkpoint.chunk_targets import ChunkTarget, chunk_targets, wrong_crc
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.node_sharing import LEAST_PART_BYTES, WHOLE, Offer, Share, offer, open_rings
-from hpcaccel.checkpoint.shard_files import crc32, rank_file, why_not_written
+from hpcaccel.checkpoint.rank_blocks import make_block_folder, stored_file, sync_block_folder
+from hpcaccel.checkpoint.shard_files import crc32, why_not_written
 from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, SnapshotMemory, raw_bytes, stream
 from hpcaccel.checkpoint.stored_file import StoredFile
 from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["ShardReader", "ShardWriter", "pieces_of", "rank_file", "raw_bytes", "stored_lengths", "tensor_of"]
+__all__ = ["ShardReader", "ShardWriter", "pieces_of", "raw_bytes", "stored_lengths", "tensor_of"]
 
 ALIGNMENT_BYTES = 64
 """The size of each chunk in a file is padded to a multiple of this."""
@@ -50,15 +51,22 @@ class ShardWriter(StorageWriter):
 
     Args:
         rank: number in the name of this process's file.
+        ranks: number of ranks that save.
         facts: arguments of ``manifest_writer.describe``; used on rank 0.
         memory: the buffer through which the file is written; None allocates one for this file.
     """
 
     def __init__(
-        self, directory: Path, *, rank: int, facts: dict[str, Any], memory: SnapshotMemory | None = None
+        self,
+        directory: Path,
+        *,
+        rank: int,
+        ranks: int = 1,
+        facts: dict[str, Any],
+        memory: SnapshotMemory | None = None,
     ) -> None:
         self._directory = Path(directory)
-        self._rank = rank
+        self._file = stored_file(rank, ranks)
         self._facts = facts
         self._memory = memory
         self.bytes = 0
@@ -86,7 +94,7 @@ class ShardWriter(StorageWriter):
         try:
             results = self._write_file(plan, planner) if plan.items else []
         except OSError as error:
-            path = self._directory / rank_file(self._rank)
+            path = self._directory / self._file
             why = why_not_written(error, self._directory, sum(stored_lengths(plan)))
             raise CheckpointError(f"cannot write {path}: {why}") from None
         done: Future[list[WriteResult]] = Future()
@@ -94,11 +102,13 @@ class ShardWriter(StorageWriter):
         return done
 
     def _write_file(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
-        name, lengths = rank_file(self._rank), stored_lengths(plan)
+        name, lengths = self._file, stored_lengths(plan)
+        make_block_folder(self._directory, name)
         tensors = (raw_bytes(tensor_of(item, planner)) for item in plan.items)
         memory = self._memory or SnapshotMemory(min(sum(lengths), RING_BYTES))
         crcs = stream(memory, self._directory / name, zip(tensors, lengths, strict=True))
-        pieces = pieces_of(plan, self._rank, crcs)
+        sync_block_folder(self._directory, name)
+        pieces = pieces_of(plan, name, crcs)
         results = [WriteResult(item.index, piece.length, piece) for item, piece in zip(plan.items, pieces, strict=True)]
         file = WrittenFile.of(name, crcs, lengths)
         return [*results, WriteResult(MetadataIndex(name), file.bytes, file)]
@@ -259,12 +269,12 @@ def stored_lengths(plan: SavePlan) -> list[int]:
     return [length + -length % ALIGNMENT_BYTES for length in map(_length, plan.items)]
 
 
-def pieces_of(plan: SavePlan, rank: int, crcs: Sequence[int] | None = None) -> list[Piece]:
-    """The location of each of the plan's chunks in the rank's file; without ``crcs`` the CRCs are zero."""
+def pieces_of(plan: SavePlan, file: str, crcs: Sequence[int] | None = None) -> list[Piece]:
+    """The location of each of the plan's chunks in the rank's ``file``; without ``crcs`` the CRCs are zero."""
     lengths = stored_lengths(plan)
     offsets = accumulate(lengths, initial=0)
     return [
-        Piece(rank_file(rank), offset, _length(item), stored, crc)
+        Piece(file, offset, _length(item), stored, crc)
         for item, offset, stored, crc in zip(plan.items, offsets, lengths, crcs or [0] * len(lengths), strict=False)
     ]
 

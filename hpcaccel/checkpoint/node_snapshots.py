@@ -28,8 +28,9 @@ from hpcaccel.checkpoint import manifest_writer, snapshot_parts
 from hpcaccel.checkpoint.dcp_storage import stored_lengths, tensor_of
 from hpcaccel.checkpoint.part_files import COPIES, PartFile, PartFiles
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.checkpoint.rank_blocks import stored_file
 from hpcaccel.checkpoint.save_plan import AgreedPlan, FirstRank, PlanCache, collect
-from hpcaccel.checkpoint.shard_files import crc32, rank_file
+from hpcaccel.checkpoint.shard_files import crc32
 from hpcaccel.checkpoint.snapshot_memory import LARGEST_PART, SnapshotMemory
 from hpcaccel.checkpoint.snapshot_parts import SnapshotKey, SnapshotRecord
 from hpcaccel.checkpoint.snapshot_replicas import SnapshotReplicas
@@ -220,7 +221,8 @@ class NodeSnapshots:
             for length in lengths:
                 crcs.append(crc32(file.memory.view[offset : offset + length]))
                 offset += length
-            made = record(WrittenFile.of(rank_file(self._ranks.rank), crcs, lengths))
+            name = stored_file(self._ranks.rank, self._ranks.world_size)
+            made = record(WrittenFile.of(name, crcs, lengths))
             self._files.publish(file, key, made)
             if self._replicas is not None:
                 self._send(key, made, file.memory.view[:offset])

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hpcaccel.checkpoint.rank_blocks import make_block_folder, sync_block_folder
 from hpcaccel.checkpoint.shard_files import ShardFile, crc32, why_not_written
 from hpcaccel.checkpoint.unchanged_bytes import Base, KnownFile, LastSave, Layout, base_file
 from hpcaccel.checkpoint.write_pace import WritePace
@@ -40,19 +41,25 @@ class RankFileWriter:
         self.waited = 0.0
         last, self._last = self._last, None
         lengths: list[int] = order["lengths"]
-        path = paths.temporary / order["file"]
+        name: str = order["file"]
+        make_block_folder(paths.temporary, name)
         base = None
         if last is not None and last.step == order["base"]:
-            base = last.link(order["unchanged"], lengths, path.with_name(base_file(path.name)))
+            base = last.link(order["unchanged"], lengths, paths.temporary, base_file(name))
         layout = Layout(lengths, base)
-        written = self._write(path, layout, base, lengths, WritePace(layout.size, order["seconds"], self._hurry))
-        known = {written.file: KnownFile.of(path, written.crc32)}
+        pace = WritePace(layout.size, order["seconds"], self._hurry)
+        written = self._write(paths.temporary, name, layout, base, lengths, pace)
+        sync_block_folder(paths.temporary, name)
+        known = {name: KnownFile.of(paths.temporary / name, written.crc32)}
         if base is not None:
             known[base.file] = base.known
         self._last = LastSave(paths.step, paths.final, written, known)
         return written
 
-    def _write(self, path: Path, layout: Layout, base: Base | None, lengths: list[int], pace: WritePace) -> WrittenFile:
+    def _write(
+        self, folder: Path, name: str, layout: Layout, base: Base | None, lengths: list[int], pace: WritePace
+    ) -> WrittenFile:
+        path = folder / name
         file = ShardFile(path)
         crcs = _Checksums(self._memory, layout, pace)
         try:
@@ -73,12 +80,10 @@ class RankFileWriter:
             file.close()
             crcs.thread.join()
         if base is None:
-            return WrittenFile.of(path.name, crcs.of_chunks, lengths)
+            return WrittenFile.of(name, crcs.of_chunks, lengths)
         for number, place in base.chunks.items():
             crcs.of_chunks[number] = place.crc32
-        return WrittenFile(
-            path.name, layout.size, crcs.of_file(), crcs.of_chunks, lengths, layout.offsets, base.to_json()
-        )
+        return WrittenFile(name, layout.size, crcs.of_file(), crcs.of_chunks, lengths, layout.offsets, base.to_json())
 
 
 class _Checksums:

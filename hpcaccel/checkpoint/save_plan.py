@@ -24,6 +24,7 @@ from hpcaccel.checkpoint.dcp_storage import pieces_of, raw_bytes, stored_lengths
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.optimizer_state import pack_optimizer
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.checkpoint.rank_blocks import stored_file
 from hpcaccel.checkpoint.training_state import (
     SHARED_TREE,
     TrainingState,
@@ -267,7 +268,7 @@ def _plan_globally(
         nonlocal metadata
         plans, metadata = planner.create_global_plan(plans)
         for rank, plan in enumerate(plans):
-            places = pieces_of(plan, rank)
+            places = pieces_of(plan, stored_file(rank, ranks.world_size))
             pieces.update({item.index: piece for item, piece in zip(plan.items, places, strict=True)})
         begin()
         return plans

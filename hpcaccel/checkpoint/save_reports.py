@@ -1,7 +1,7 @@
 """The writers' reports on their files, which rank 0's writer gathers before it commits. Does not import torch.
 
-Up to ``BLOCK`` ranks report in the results folder itself, one JSON file each. More ranks report in subfolders, one for
-each ``BLOCK`` ranks. The writer that finds its subfolder complete merges the reports into one file in the results
+The ranks of a save that has one block report in the results folder itself, one JSON file each. The ranks of several
+blocks (see ``rank_blocks``) report in one subfolder per block. The writer that finds its subfolder complete merges the reports into one file in the results
 folder, so that rank 0's writer reads a file per block. Nobody waits for a merge: if none appears (a network file system
 may show two writers each other's reports late), rank 0's writer reads the subfolder itself.
 """
@@ -16,15 +16,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.core.durable_files import DIRECTORY_MODE, atomic_write
 
-__all__ = ["BLOCK", "deliver", "gather"]
+__all__ = ["deliver", "gather"]
 
 log = logging.getLogger(__name__)
 
-BLOCK = 64
-"""Number of ranks whose reports are merged."""
 POLL_SECONDS = (0.002, 0.1)
 """First and longest interval at which the results folder is polled; the interval doubles each time."""
 MERGE_SECONDS = 2.0
@@ -32,28 +31,25 @@ MERGE_SECONDS = 2.0
 _REPORT, _MERGED = ".bin.json", ".block.json"
 
 
-def deliver(results: Path, written: WrittenFile, *, rank: int, ranks: int) -> None:
+def deliver(results: Path, written: WrittenFile, *, block: Block | None) -> None:
     """Report a written file to rank 0's writer process, which calls ``gather``.
 
     Args:
-        rank, ranks: the rank that has written the file, and the number of ranks that save.
+        block: the block of the rank; None if the save has only one.
     """
     # Only the writers of this save read the report: it must appear atomically, but need not survive a power failure.
     text = json.dumps(asdict(written), separators=(",", ":"))
-    if ranks <= BLOCK:
-        atomic_write(results / f"{written.file}.json", text, sync=False)
+    folder = results if block is None else results / block.name
+    if block is not None:
+        folder.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    atomic_write(folder / f"{Path(written.file).name}.json", text, sync=False)
+    if block is None or len(names := _names(folder, _REPORT)) < block.ranks:
         return
-    number = rank // BLOCK
-    block = results / f"{number:05d}"
-    block.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-    atomic_write(block / f"{written.file}.json", text, sync=False)
-    names = _names(block, _REPORT)
-    if len(names) == min(BLOCK, ranks - number * BLOCK):
-        try:
-            merged = "[" + ",".join((block / name).read_text() for name in names) + "]"
-            atomic_write(results / f"{block.name}{_MERGED}", merged, sync=False)
-        except OSError as error:
-            log.warning("cannot merge the reports in %s, rank 0 reads them one by one: %s", block, error)
+    try:
+        merged = "[" + ",".join((folder / name).read_text() for name in names) + "]"
+        atomic_write(results / f"{block.name}{_MERGED}", merged, sync=False)
+    except OSError as error:
+        log.warning("cannot merge the reports in %s, rank 0 reads them one by one: %s", folder, error)
 
 
 def gather(results: Path, count: int, check: Callable[[], None]) -> list[WrittenFile]:

@@ -20,8 +20,8 @@ from hpcaccel.checkpoint.attached_files import write_attached
 from hpcaccel.checkpoint.dcp_storage import ShardWriter, stored_lengths, tensor_of
 from hpcaccel.checkpoint.loading import quarantine, set_aside
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.checkpoint.rank_blocks import block_of, stored_file
 from hpcaccel.checkpoint.save_plan import AgreedPlan, FirstRank, PlanCache, collect
-from hpcaccel.checkpoint.shard_files import rank_file
 from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
 from hpcaccel.checkpoint.training_state import TrainingState
 from hpcaccel.checkpoint.written_file import WrittenFile
@@ -199,7 +199,8 @@ class SaveOperation:
             CheckpointError: on all ranks, if anything failed on any of them.
         """
         facts = {**self._facts, "attached": [file.file for file in self._attached]} if self._attached else self._facts
-        writer = ShardWriter(self.paths.temporary, rank=self._ranks.rank, facts=facts, memory=memory)
+        rank, ranks = self._ranks.rank, self._ranks.world_size
+        writer = ShardWriter(self.paths.temporary, rank=rank, ranks=ranks, facts=facts, memory=memory)
 
         def gathered(results: list[list[WriteResult]]) -> None:
             attached = [WriteResult(MetadataIndex(file.file), file.bytes, file) for file in self._attached]
@@ -225,9 +226,8 @@ class SaveOperation:
             "directory": str(paths.directory),
             "step": paths.step,
             "attempt": paths.attempt,
-            "file": rank_file(self._ranks.rank),
-            "rank": self._ranks.rank,
-            "ranks": self._ranks.world_size,
+            "file": stored_file(self._ranks.rank, self._ranks.world_size),
+            "block": block_of(self._ranks.rank, self._ranks.world_size),
             "lengths": stored_lengths(plan.own),
         }
         if self._ranks.is_first:

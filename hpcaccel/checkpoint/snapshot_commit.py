@@ -9,6 +9,7 @@ from pathlib import Path
 from hpcaccel.checkpoint import commit, snapshot_parts
 from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.checkpoint.rank_blocks import make_block_folder, sync_block_folder
 from hpcaccel.checkpoint.saving import Branch, remove_unfinished
 from hpcaccel.checkpoint.shard_files import ShardFile, up_to_block
 from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
@@ -55,7 +56,9 @@ def write_snapshot(
     def write() -> SnapshotRecord:
         record, memory = snapshots.part(key)
         if record.written.bytes:
+            make_block_folder(paths.temporary, record.written.file)
             _write(paths.temporary / record.written.file, memory, record.written.bytes, deadline)
+            sync_block_folder(paths.temporary, record.written.file)
         return record
 
     def publish(records: list[SnapshotRecord]) -> int:

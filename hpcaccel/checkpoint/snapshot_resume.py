@@ -162,7 +162,8 @@ class SnapshotResume:
             return  # this node holds all parts
         place = self._folder.path / found.key.name
         place.mkdir(mode=0o700, exist_ok=True)
-        missing = {name for name in files if not (place / name).exists()}
+        names = {Path(file).name for file in files}
+        missing = {name for name in names if not (place / name).exists()}
         moves = self._ranks.reduce(what, lambda: missing, partial(_moves, found))
 
         def allocate() -> None:
@@ -201,7 +202,7 @@ class MemoryReader(ShardReader):
 
         def open_file(name: str) -> StoredFile:
             if name not in opened:
-                opened[name] = MappedFile(self._directory / name)
+                opened[name] = MappedFile(self._directory / Path(name).name)  # the parts lie in one folder
             return cast(StoredFile, opened[name])  # the same methods
 
         try:

@@ -32,8 +32,8 @@ LEAST_BYTES = 64 << 10
 
 
 def base_file(file: str) -> str:
-    """Name of the linked file beside a rank's ``file``."""
-    return f"{Path(file).stem}.base{Path(file).suffix}"
+    """Path of the linked file beside a rank's ``file``, within the checkpoint."""
+    return str(Path(file).with_suffix(f".base{Path(file).suffix}"))
 
 
 class StoredAt(NamedTuple):
@@ -94,12 +94,14 @@ class LastSave:
         }
         """By offset in the snapshot and length."""
 
-    def link(self, unchanged: Collection[int], lengths: Sequence[int], target: Path) -> Base | None:
-        """Link the file that contains most of the unchanged chunks, and is worth it, to ``target``.
+    def link(self, unchanged: Collection[int], lengths: Sequence[int], directory: Path, target: str) -> Base | None:
+        """Link the file that contains most of the unchanged chunks, and is worth it.
 
         Args:
             unchanged: numbers of chunks whose bytes have not changed since this save.
             lengths: the length of every chunk in the snapshot.
+            directory: that of the new checkpoint.
+            target: path of the link in it.
 
         Returns:
             The linked file; None if none contains enough, or if it cannot be linked.
@@ -113,9 +115,9 @@ class LastSave:
         sizes = {name: sum(lengths[number] for number in chunks) for name, chunks in by_file.items()}
         worth_it = [name for name, size in sizes.items() if size >= LEAST_PART * self._files[name].bytes]
         name = max(worth_it, key=sizes.__getitem__, default=None)
-        if name is None or not _link(self._directory / name, target, self._files[name]):
+        if name is None or not _link(self._directory / name, directory / target, self._files[name]):
             return None
-        return Base(target.name, self._files[name], by_file[name])
+        return Base(target, self._files[name], by_file[name])
 
 
 def _link(source: Path, target: Path, known: KnownFile) -> bool:

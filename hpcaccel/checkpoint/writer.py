@@ -35,6 +35,7 @@ from shutil import rmtree
 from typing import IO, Any
 
 from hpcaccel.checkpoint import commit, save_reports
+from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.rank_file_writer import RankFileWriter
 from hpcaccel.checkpoint.written_file import complete_index
 from hpcaccel.checkpoint_files import SavePaths
@@ -223,7 +224,8 @@ def _execute_orders(
             if order["lengths"]:
                 written = files.write(order, paths)
                 waited = files.waited
-                save_reports.deliver(paths.results, written, rank=order["rank"], ranks=order["ranks"])
+                block = None if order["block"] is None else Block(*order["block"])
+                save_reports.deliver(paths.results, written, block=block)
             _report({"written": True, "waited": waited})
             if index:
                 _commit(order, paths, index, parent)

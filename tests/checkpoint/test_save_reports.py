@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.checkpoint import save_reports
-from hpcaccel.checkpoint.shard_files import rank_file
+from hpcaccel.checkpoint import rank_blocks, save_reports
+from hpcaccel.checkpoint.rank_blocks import block_of, stored_file
 from hpcaccel.checkpoint.written_file import WrittenFile
 
 
-def written(rank: int) -> WrittenFile:
-    return WrittenFile.of(rank_file(rank), [rank, 0], [64, 64])
+def written(rank: int, ranks: int) -> WrittenFile:
+    return WrittenFile.of(stored_file(rank, ranks), [rank, 0], [64, 64])
 
 
 def never() -> None:
@@ -22,30 +22,30 @@ def never() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3, 4, 5, 8, 11, 16, 18])
 def test_all_reports_arrive_in_order_and_no_folder_is_large(tmp_path, monkeypatch, ranks):
-    monkeypatch.setattr(save_reports, "BLOCK", 4)
+    monkeypatch.setattr(rank_blocks, "BLOCK", 4)
     for rank in reversed(range(ranks)):
-        save_reports.deliver(tmp_path, written(rank), rank=rank, ranks=ranks)
+        save_reports.deliver(tmp_path, written(rank, ranks), block=block_of(rank, ranks))
     read: list[str] = []
     original = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: (read.append(path.name), original(path))[1])
-    assert save_reports.gather(tmp_path, ranks, never) == [written(rank) for rank in range(ranks)]
+    assert save_reports.gather(tmp_path, ranks, never) == [written(rank, ranks) for rank in range(ranks)]
     assert len(read) == (ranks if ranks <= 4 else -(-ranks // 4))
     assert all(len(files) <= 4 for folder, _, files in os.walk(tmp_path) if folder != str(tmp_path))
 
 
 def test_block_that_nobody_merged_is_read_by_rank_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(save_reports, "BLOCK", 2)
+    monkeypatch.setattr(rank_blocks, "BLOCK", 2)
     monkeypatch.setattr(save_reports, "MERGE_SECONDS", 0.0)
     for rank in range(5):
-        save_reports.deliver(tmp_path, written(rank), rank=rank, ranks=5)
-    (tmp_path / "00001.block.json").unlink()
+        save_reports.deliver(tmp_path, written(rank, 5), block=block_of(rank, 5))
+    (tmp_path / "block_00001.block.json").unlink()
     polls: list[None] = []
-    assert save_reports.gather(tmp_path, 5, lambda: polls.append(None)) == [written(rank) for rank in range(5)]
+    assert save_reports.gather(tmp_path, 5, lambda: polls.append(None)) == [written(rank, 5) for rank in range(5)]
 
 
 def test_writer_of_an_empty_part_has_no_report_and_its_block_is_read_by_rank_0(tmp_path, monkeypatch):
-    monkeypatch.setattr(save_reports, "BLOCK", 2)
+    monkeypatch.setattr(rank_blocks, "BLOCK", 2)
     monkeypatch.setattr(save_reports, "MERGE_SECONDS", 0.0)
     for rank in (0, 1, 3):
-        save_reports.deliver(tmp_path, written(rank), rank=rank, ranks=4)
-    assert save_reports.gather(tmp_path, 3, lambda: None) == [written(rank) for rank in (0, 1, 3)]
+        save_reports.deliver(tmp_path, written(rank, 4), block=block_of(rank, 4))
+    assert save_reports.gather(tmp_path, 3, lambda: None) == [written(rank, 4) for rank in (0, 1, 3)]

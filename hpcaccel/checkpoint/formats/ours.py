@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.metadata import (
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
-from hpcaccel.checkpoint.dcp_storage import ALIGNMENT_BYTES, rank_file, raw_bytes
+from hpcaccel.checkpoint.dcp_storage import ALIGNMENT_BYTES, raw_bytes
 from hpcaccel.checkpoint.formats.weights import Weight, WeightSource
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
-from hpcaccel.checkpoint.shard_files import crc32
+from hpcaccel.checkpoint.shard_files import crc32, rank_file
 from hpcaccel.checkpoint.tree import dtype_of, unpack
 from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files import manifest

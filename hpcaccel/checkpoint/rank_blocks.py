@@ -1,0 +1,47 @@
+"""Blocks of ranks: the files of more than ``BLOCK`` ranks lie in one folder per block. Does not import torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcaccel.checkpoint.shard_files import rank_file
+from hpcaccel.core.durable_files import DIRECTORY_MODE, fsync_directory
+
+__all__ = ["BLOCK", "Block", "block_of", "make_block_folder", "stored_file", "sync_block_folder"]
+
+BLOCK = 64
+"""Largest number of ranks of a block."""
+
+
+class Block(NamedTuple):
+    """The name of a block's folder, and the number of its ranks."""
+
+    name: str
+    ranks: int
+
+
+def block_of(rank: int, ranks: int) -> Block | None:
+    """The block of ``rank`` among ``ranks`` ranks; None if all of them fit in one block, which has no folder."""
+    if ranks <= BLOCK:
+        return None
+    number = rank // BLOCK
+    return Block(f"block_{number:05d}", min(BLOCK, ranks - number * BLOCK))
+
+
+def stored_file(rank: int, ranks: int) -> str:
+    """Path of a rank's file in a checkpoint: ``rank_00003.bin`` or ``block_00001/rank_00067.bin``."""
+    block = block_of(rank, ranks)
+    return rank_file(rank) if block is None else f"{block.name}/{rank_file(rank)}"
+
+
+def make_block_folder(checkpoint: Path, file: str) -> None:
+    """Create the folder of a block, unless ``file`` lies in the checkpoint's own folder. Several ranks may do this."""
+    if "/" in file:
+        (checkpoint / file).parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+
+
+def sync_block_folder(checkpoint: Path, file: str) -> None:
+    """Make the entry of ``file`` in the folder of a block durable. The commit syncs the checkpoint's own folder."""
+    if "/" in file:
+        fsync_directory((checkpoint / file).parent)
