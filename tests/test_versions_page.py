@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from hpcaccel.checkpoint.rank_blocks import BLOCK
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core import launch_spec, records
 from hpcaccel.spec import load_spec
@@ -35,7 +36,8 @@ def test_versions_of_the_page_are_those_of_the_code() -> None:
     assert row("`record.json`") == str(records.RunRecord.version)
     assert row("`spec.json`") == str(launch_spec.SPEC_JSON_VERSION)
     assert row("ledger") == str(records.AttemptStart.version) == str(records.AttemptEnd.version)
-    assert row("a checkpoint's manifest") == str(manifest.VERSION)
+    versions = f"{manifest.VERSION}; {manifest.PARTS_VERSION} if more than {BLOCK} ranks have saved"
+    assert row("a checkpoint's manifest") == versions
     assert row("facts of a cluster") == str(FACTS_VERSION)
     assert row("batch step and ranks") == str(records.PROTOCOL)
     assert row("this machine and a login node") == str(protocol.PROTOCOL)

@@ -13,6 +13,7 @@ import sys
 from functools import partial
 from typing import Any
 
+from hpcaccel.checkpoint.rank_blocks import BLOCK
 from scale import measuring, protocol_counts
 from scale.cost_term import CostTerm
 from scale.count_table import show_counts
@@ -113,7 +114,7 @@ def show_protocols(protocols: Protocols) -> None:
     for ranks in SIZES:
         fast, slow = (protocols.commit_seconds(ranks, operation_seconds=each) for each in OPERATION_SECONDS)
         index = protocols.terms["commit: bytes of the index"].predict(ranks) / 1e6
-        entries = protocols.terms["commit: entries of a folder"].predict(ranks)
+        entries = protocols.terms["commit: entries of a folder"].predict(min(ranks, BLOCK))
         print(
             f"{ranks:>8,}{protocols.commit_operations(ranks):>22,.0f}{fast:>14.3f} to {slow:8.3f} s"
             f"{index:>14.1f} MB{entries:>8,.0f}"

@@ -34,6 +34,7 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     """One save by ``ranks`` processes in ``folder``, with the time and counts of rank 0's part."""
     from hpcaccel.checkpoint import commit as protocol
     from hpcaccel.checkpoint import save_reports
+    from hpcaccel.checkpoint.rank_blocks import block_of
     from hpcaccel.checkpoint.written_file import complete_index
     from hpcaccel.checkpoint_files import SavePaths
 
@@ -51,7 +52,8 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     written = save_reports.gather(paths.results, ranks, lambda: None)
     gathered = time.perf_counter()
     index = complete_index(_index(ranks), written)
-    protocol.write_manifest(paths.temporary, index=index, files=written, facts={"version": 1, "step": 1})
+    block, facts = block_of(0, ranks), {"version": 1, "step": 1}
+    protocol.write_manifest(paths.temporary, index=index, files=written, facts=facts, block=block)
     protocol.publish(paths.temporary, paths.final)
     ended = time.perf_counter()
     (folder / "all-published").exists()
@@ -60,8 +62,15 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
         "gather_seconds": gathered - begun,
         "publish_seconds": ended - gathered,
         "index_bytes": len(index),
+        "load_bytes": sum((paths.final / name).stat().st_size for name in _read_by_a_rank(block)),
         "manifest_bytes": (paths.final / "COMMITTED").stat().st_size,
     }
+
+
+def _read_by_a_rank(block: Any) -> list[str]:
+    """The JSON files that describe what a rank of ``block`` loads, if it loads what it has saved."""
+    parts = [] if block is None else [f"{block.name}/files.json", f"{block.name}/index.json"]
+    return ["COMMITTED", "index.json", *parts]
 
 
 def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
@@ -80,7 +89,6 @@ def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
         file = ShardFile(paths.temporary / name)
         file.write(memory, 0)
         file.finish(BLOCK_BYTES)
-        rank_blocks.sync_block_folder(paths.temporary, name)
         length = BLOCK_BYTES // CHUNKS
         written = WrittenFile.of(name, [0] * CHUNKS, [length] * CHUNKS)
         save_reports.deliver(paths.results, written, block=rank_blocks.block_of(rank, ranks))

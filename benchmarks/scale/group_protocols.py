@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hpcaccel.checkpoint.save_reports import BLOCK
+from hpcaccel.checkpoint.rank_blocks import BLOCK
 from hpcaccel.runtime.distributed.wide_groups import WIDE, WIDTH
 from scale.cost_term import CostTerm
 from scale.event_clock import EventClock, QueueServer
@@ -23,6 +23,8 @@ BYTES_PER_SECOND = 1e9
 """Assumed for a connection between two nodes."""
 TENSORS = 1000
 """Tensors of the model whose index ``LeftOver`` describes."""
+BLOCK_OPERATIONS = 8
+"""Operations with which rank 0's writer writes and syncs a block's part of the index, and its table of files."""
 MEASURED_WIDTH = 4
 """Ranks of a group in the measured trees, so that few ranks make several levels."""
 
@@ -202,13 +204,18 @@ class Protocols:
     def commit_operations(self, ranks: int) -> float:
         """Operations on the file system by rank 0's writer after the last file is written: for each report, and of more
         than ``BLOCK`` ranks for each block of reports."""
-        reports = ranks if ranks <= BLOCK else math.ceil(ranks / BLOCK)
-        return self.terms["commit: operations of rank 0"].predict(reports)
+        written = 0 if ranks <= BLOCK else BLOCK_OPERATIONS * _entries(ranks)
+        return self.terms["commit: operations of rank 0"].predict(_entries(ranks)) + written
 
     def commit_seconds(self, ranks: int, *, operation_seconds: float) -> float:
         """Seconds from the last written file to the commit: rank 0's operations in turn, and the index."""
         computed = self.terms["commit: gather"].predict(ranks) + self.terms["commit: publish"].predict(ranks)
         return self.commit_operations(ranks) * operation_seconds + computed
+
+
+def _entries(ranks: int) -> int:
+    """Number of ranks, or of blocks of ranks if there are several."""
+    return ranks if ranks <= BLOCK else math.ceil(ranks / BLOCK)
 
 
 def _messages(ranks: int, width: int, cores: int | None = None, *, reduces: bool = True, returns: bool = True) -> float:

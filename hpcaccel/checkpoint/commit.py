@@ -5,11 +5,13 @@ Every save has five phases, whether training waits for it or a process writes it
 1. **begin** Rank 0 creates the temporary directory ``.step_00001200.<attempt>.tmp``. A background save also gets a
    results folder, ``.step_00001200.<attempt>.results.tmp``.
 2. **write** Each rank writes its tensors to one file in the temporary directory (``rank_00003.bin``) and fsyncs it.
+   The files of many ranks lie in one folder per block of ranks (``rank_blocks``).
    A background save may link a file of the checkpoint before and write only what has changed (``unchanged_bytes``).
 3. **gather** Rank 0 collects the size and CRCs of each file: over the process group, or from the results folder, to
    which each writer process writes a JSON file (``save_reports``).
-4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file),
-   fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename is the commit.
+4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file), or
+   both in parts (``block_files``), fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename
+   is the commit.
 5. **retire** Rank 0 renames checkpoints beyond the retention limit to ``.step_00000800.deleted.tmp`` and deletes them.
 
 ========  ================================  ====================================================
@@ -48,6 +50,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcaccel import checkpoint_files
+from hpcaccel.checkpoint.block_files import FileTable, write_parts
+from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.shard_files import crc32
 from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files import is_pinned, manifest
@@ -94,22 +98,30 @@ def begin(temporary: Path) -> None:
 # -- publish
 
 
-def write_manifest(temporary: Path, *, index: bytes, files: Iterable[WrittenFile], facts: dict[str, Any]) -> int:
+def write_manifest(
+    temporary: Path, *, index: bytes, files: Iterable[WrittenFile], facts: dict[str, Any], block: Block | None = None
+) -> int:
     """Write the index and, as the last file, the manifest.
 
     Args:
         files: the files of the ranks.
         facts: the other fields of the manifest, see ``manifest_writer.describe``.
+        block: rank 0's block; None if the ranks form one block. The index of several is written in parts.
 
     Returns:
         Total size of ``files`` and the index in bytes.
     """
-    atomic_write(temporary / manifest.INDEX, index)
-    table: dict[str, dict[str, Any]] = {}
-    for file in [*files, WrittenFile.of(manifest.INDEX, [crc32(index)], [len(index)])]:
+    table: FileTable = {}
+    for file in files:
         table |= file.table()
-    size = sum(int(entry["bytes"]) for entry in table.values())
-    content = {**facts, "time": time.time(), "bytes": size, "files": table}
+    size = sum(int(entry["bytes"]) for entry in table.values()) + len(index)
+    blocks: dict[str, Any] = {}
+    if block is None:
+        atomic_write(temporary / manifest.INDEX, index)
+        table |= WrittenFile.of(manifest.INDEX, [crc32(index)], [len(index)]).table()
+    else:
+        table, blocks = write_parts(temporary, index, table, facts.get("attached", ()), block)
+    content = {**facts, **blocks, "time": time.time(), "bytes": size, "files": table}
     atomic_write(temporary / checkpoint_files.MANIFEST, manifest.seal(content))
     return size
 
@@ -138,7 +150,8 @@ def adopt(extra: Path, temporary: Path) -> None:
 
 def has_adopted(path: Path) -> bool:
     """Whether a checkpoint contains files from ``adopt``."""
-    written = (checkpoint_files.read_manifest(path) or {}).get("files", ())
+    content = checkpoint_files.read_manifest(path) or {}
+    written = [*content.get("files", ()), *content.get("blocks", ())]
     own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *(name.partition("/")[0] for name in written)}
     return any(entry.name not in own for entry in path.iterdir())
 

@@ -1,7 +1,8 @@
 """Storage backend for ``torch.distributed.checkpoint`` (DCP) that stores a checkpoint's tensors in one file per rank.
 
-A rank's file, ``rank_00003.bin`` (in a folder of its block if there are many ranks), holds its chunks as raw bytes (row-major, in the machine's byte order), each padded
-to a multiple of 64 bytes. Only tensors are stored; all other values are packed into a tensor (see ``tree``).
+A rank's file, ``rank_00003.bin``, holds its chunks as raw bytes (row-major, in the machine's byte order), each padded
+to a multiple of 64 bytes. Only tensors are stored; all other values are packed into a tensor (see ``tree``). The files
+of more than 64 ranks lie in folders (see ``rank_blocks``).
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
 from hpcaccel.checkpoint.chunk_reading import read_chunks
 from hpcaccel.checkpoint.chunk_targets import ChunkTarget, chunk_targets, wrong_crc
+from hpcaccel.checkpoint.index_parts import IndexParts, read_whole
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.node_sharing import LEAST_PART_BYTES, WHOLE, Offer, Share, offer, open_rings
-from hpcaccel.checkpoint.rank_blocks import make_block_folder, stored_file, sync_block_folder
+from hpcaccel.checkpoint.rank_blocks import block_of, make_block_folder, stored_file
 from hpcaccel.checkpoint.shard_files import crc32, why_not_written
 from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, SnapshotMemory, raw_bytes, stream
 from hpcaccel.checkpoint.stored_file import StoredFile
@@ -67,6 +69,7 @@ class ShardWriter(StorageWriter):
     ) -> None:
         self._directory = Path(directory)
         self._file = stored_file(rank, ranks)
+        self._first_block = block_of(0, ranks)
         self._facts = facts
         self._memory = memory
         self.bytes = 0
@@ -107,7 +110,6 @@ class ShardWriter(StorageWriter):
         tensors = (raw_bytes(tensor_of(item, planner)) for item in plan.items)
         memory = self._memory or SnapshotMemory(min(sum(lengths), RING_BYTES))
         crcs = stream(memory, self._directory / name, zip(tensors, lengths, strict=True))
-        sync_block_folder(self._directory, name)
         pieces = pieces_of(plan, name, crcs)
         results = [WriteResult(item.index, piece.length, piece) for item, piece in zip(plan.items, pieces, strict=True)]
         file = WrittenFile.of(name, crcs, lengths)
@@ -124,7 +126,9 @@ class ShardWriter(StorageWriter):
         pieces = {result.index: result.storage_data for result in flat if isinstance(result.storage_data, Piece)}
         index = Index(metadata, pieces).to_json()
         facts = manifest_writer.describe(**self._facts)
-        self.bytes = commit.write_manifest(self._directory, index=index, files=files, facts=facts)
+        self.bytes = commit.write_manifest(
+            self._directory, index=index, files=files, facts=facts, block=self._first_block
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -136,19 +140,20 @@ class ShardReader(StorageReader):
 
     Args:
         index: the checkpoint's index; None means that it is read from the directory.
+        parts: the parts of the index that are not in it yet.
     """
 
-    def __init__(self, directory: Path, index: Index | None = None) -> None:
+    def __init__(self, directory: Path, index: Index | None = None, parts: IndexParts | None = None) -> None:
         self._directory = Path(directory)
         self._index = index
+        self.parts = parts
         self._kinds: Mapping[str, str] = {}
         self._shares: Mapping[str, Share] = {}
 
     @property
     def index(self) -> Index:
         if self._index is None:
-            text = manifest_writer.read_index(self._directory, manifest_writer.read(self._directory))
-            self._index = Index.from_json(text)
+            self._index = read_whole(self._directory)
         return self._index
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint.attached_files import check_attached
 from hpcaccel.checkpoint.dcp_storage import ShardReader
 from hpcaccel.checkpoint.guarantees import Guarantee, describe_sources, differences, rank_sources
+from hpcaccel.checkpoint.index_parts import IndexParts
 from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint.node_sharing import WHOLE, Offer, groups
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
@@ -115,7 +117,8 @@ def newest_good(directory: Path, *, ours: bool) -> Path | None:
     """
     for _, path in checkpoint_files.step_directories(directory):
         try:
-            manifest.read(path)
+            # The files of blocks are checked by the ranks that load the checkpoint, and they fall back to another one.
+            (manifest.read_head if ours else manifest.read)(path)
         except Damaged as error:
             if ours:
                 quarantine(path, str(error))
@@ -176,7 +179,11 @@ def load_checkpoint(ranks: CheckpointRanks, path: Path, state: TrainingState) ->
     what = f"checkpoint {path} cannot be loaded"
     content, index_text, tree_text = ranks.first(what, lambda: _open(path))
     check_attached(ranks, what, state.attached, path, content)
-    reader = ShardReader(path, Index.from_json(index_text))
+    index = Index.from_json(index_text)
+    parts = IndexParts(path, content, index) if "blocks" in content else None
+    if parts is not None:
+        ranks.run(what, partial(parts.check_files, ranks.rank, ranks.world_size))
+    reader = ShardReader(path, index, parts)
     return restore(ranks, what, path, state, content=content, reader=reader, tree_text=tree_text)
 
 
@@ -202,6 +209,8 @@ def restore(
     index = reader.index
     sources = rank_sources(content, world_size=ranks.world_size, mesh=state.mesh)
     source = sources[ranks.rank]
+    if reader.parts is not None:
+        ranks.run(what, partial(reader.parts.read_of_rank, source))
     fetch(set() if source is None else index.files_of(rank_tree(source)))
     restorer: Restorer | None = None
 
@@ -229,7 +238,7 @@ def restore(
 
 def _open(path: Path) -> tuple[dict[str, Any], bytes, bytes]:
     """Read and verify manifest, index and shared tree of a checkpoint. Rank 0 reads them for all ranks."""
-    content = manifest.read(path)
+    content = manifest.read_head(path)
     text = manifest.read_index(path, content)
     return content, text, ShardReader(path, Index.from_json(text)).read_bytes(SHARED_TREE)
 
@@ -257,7 +266,10 @@ def _read_tensors(
         nonlocal plan
         tensors = targets()
         planner.set_up_planner(tensors, reader.read_metadata(), ranks.is_first)
-        plan = planner.finish_plan(planner.create_local_plan())
+        plan = planner.create_local_plan()
+        while reader.parts is not None and reader.parts.read_missing(tensors, plan):
+            plan = planner.create_local_plan()
+        plan = planner.finish_plan(plan)
         return reader.offer(
             plan,
             {

@@ -107,6 +107,17 @@ class Index:
             "crc32": f"{piece.crc32:08x}",
         }
 
+    def add(self, part: bytes) -> None:
+        """Add the tensors and chunks of a part of the index."""
+        more = Index.from_json(part)
+        for key, tensor in more.metadata.state_dict_metadata.items():
+            known = self.metadata.state_dict_metadata.setdefault(key, tensor)
+            if known is not tensor:
+                assert isinstance(known, TensorStorageMetadata)
+                assert isinstance(tensor, TensorStorageMetadata)
+                known.chunks.extend(tensor.chunks)
+        self.pieces.update(more.pieces)
+
     @classmethod
     def from_json(cls, text: bytes) -> Index:
         metadata: dict[str, Any] = {}

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcaccel.checkpoint.shard_files import rank_file
-from hpcaccel.core.durable_files import DIRECTORY_MODE, fsync_directory
+from hpcaccel.core.durable_files import DIRECTORY_MODE
 
-__all__ = ["BLOCK", "Block", "block_of", "make_block_folder", "stored_file", "sync_block_folder"]
+__all__ = ["BLOCK", "Block", "block_of", "make_block_folder", "stored_file"]
 
 BLOCK = 64
 """Largest number of ranks of a block."""
@@ -39,9 +39,3 @@ def make_block_folder(checkpoint: Path, file: str) -> None:
     """Create the folder of a block, unless ``file`` lies in the checkpoint's own folder. Several ranks may do this."""
     if "/" in file:
         (checkpoint / file).parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-
-
-def sync_block_folder(checkpoint: Path, file: str) -> None:
-    """Make the entry of ``file`` in the folder of a block durable. The commit syncs the checkpoint's own folder."""
-    if "/" in file:
-        fsync_directory((checkpoint / file).parent)

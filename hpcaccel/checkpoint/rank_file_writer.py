@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.checkpoint.rank_blocks import make_block_folder, sync_block_folder
+from hpcaccel.checkpoint.rank_blocks import make_block_folder
 from hpcaccel.checkpoint.shard_files import ShardFile, crc32, why_not_written
 from hpcaccel.checkpoint.unchanged_bytes import Base, KnownFile, LastSave, Layout, base_file
 from hpcaccel.checkpoint.write_pace import WritePace
@@ -49,7 +49,6 @@ class RankFileWriter:
         layout = Layout(lengths, base)
         pace = WritePace(layout.size, order["seconds"], self._hurry)
         written = self._write(paths.temporary, name, layout, base, lengths, pace)
-        sync_block_folder(paths.temporary, name)
         known = {name: KnownFile.of(paths.temporary / name, written.crc32)}
         if base is not None:
             known[base.file] = base.known

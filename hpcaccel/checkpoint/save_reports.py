@@ -1,9 +1,10 @@
 """The writers' reports on their files, which rank 0's writer gathers before it commits. Does not import torch.
 
 The ranks of a save that has one block report in the results folder itself, one JSON file each. The ranks of several
-blocks (see ``rank_blocks``) report in one subfolder per block. The writer that finds its subfolder complete merges the reports into one file in the results
-folder, so that rank 0's writer reads a file per block. Nobody waits for a merge: if none appears (a network file system
-may show two writers each other's reports late), rank 0's writer reads the subfolder itself.
+blocks (see ``rank_blocks``) report in one subfolder per block. The writer that finds its subfolder complete merges the
+reports into one file in the results folder, so that rank 0's writer reads a file per block. Nobody waits for a merge:
+if none appears (a network file system may show two writers each other's reports late), rank 0's writer reads the
+subfolder itself.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from hpcaccel.checkpoint import commit, snapshot_parts
 from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
-from hpcaccel.checkpoint.rank_blocks import make_block_folder, sync_block_folder
+from hpcaccel.checkpoint.rank_blocks import block_of, make_block_folder
 from hpcaccel.checkpoint.saving import Branch, remove_unfinished
 from hpcaccel.checkpoint.shard_files import ShardFile, up_to_block
 from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
@@ -58,13 +58,14 @@ def write_snapshot(
         if record.written.bytes:
             make_block_folder(paths.temporary, record.written.file)
             _write(paths.temporary / record.written.file, memory, record.written.bytes, deadline)
-            sync_block_folder(paths.temporary, record.written.file)
         return record
 
     def publish(records: list[SnapshotRecord]) -> int:
         facts, index = snapshot_parts.manifest_of(records)
         files = [record.written for record in records if record.written.bytes]
-        size = commit.write_manifest(paths.temporary, index=index, files=files, facts={**facts, "reason": reason})
+        block = block_of(0, ranks.world_size)
+        facts = {**facts, "reason": reason}
+        size = commit.write_manifest(paths.temporary, index=index, files=files, facts=facts, block=block)
         commit.publish(paths.temporary, paths.final)
         return size
 

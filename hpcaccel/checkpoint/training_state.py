@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hpcaccel.checkpoint.device_generator import device_generator
+from hpcaccel.checkpoint_files.contents import OWN_KEYS
 from hpcaccel.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ __all__ = [
 
 SHARED_TREE = "tree"
 """Key of the tree shared by all ranks; rank 0 writes it."""
-OWN_KEYS = ("rank.", "tree.rank.")
-"""Beginnings of the keys of a rank's own state."""
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module"}
 """Attributes in which torch.compile and activation checkpointing store the module that they wrap."""
 

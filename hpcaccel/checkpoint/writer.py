@@ -224,8 +224,7 @@ def _execute_orders(
             if order["lengths"]:
                 written = files.write(order, paths)
                 waited = files.waited
-                block = None if order["block"] is None else Block(*order["block"])
-                save_reports.deliver(paths.results, written, block=block)
+                save_reports.deliver(paths.results, written, block=_block(order))
             _report({"written": True, "waited": waited})
             if index:
                 _commit(order, paths, index, parent)
@@ -243,13 +242,19 @@ def _commit(order: dict[str, Any], paths: SavePaths, index: bytes, parent: int) 
     files = save_reports.gather(paths.results, order["files"], exit_without_rank)
     exit_without_rank()
     complete = complete_index(index, files)
-    size = commit.write_manifest(paths.temporary, index=complete, files=files, facts=order["facts"])
+    size = commit.write_manifest(
+        paths.temporary, index=complete, files=files, facts=order["facts"], block=_block(order)
+    )
     commit.publish(paths.temporary, paths.final)
     rmtree(paths.results, ignore_errors=True)  # if this fails, the next save removes the folder
     committed = time.monotonic()
     if order["retention"] is not None:
         commit.delete(commit.retire(paths.directory, newest_step=paths.step, **order["retention"]))
     _report({"committed": committed, "bytes": size, "linked_bytes": sum(file.linked_bytes for file in files)})
+
+
+def _block(order: dict[str, Any]) -> Block | None:
+    return None if order["block"] is None else Block(*order["block"])
 
 
 def _error_text(error: BaseException) -> str:

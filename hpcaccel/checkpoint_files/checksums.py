@@ -94,6 +94,7 @@ def verify_ours(path: Path, on_progress: OnProgress = lambda done, total: None) 
     except CheckpointError as error:
         report.problems.append(str(error))
         return report
+    manifest = sealed.with_blocks(path, manifest, report.problems)
     report.problems += sealed.wrong_sizes(path, manifest)
     try:
         contents = Contents(path, manifest)

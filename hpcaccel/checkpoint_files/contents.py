@@ -15,10 +15,12 @@ from typing import Any
 from hpcaccel.checkpoint_files import manifest as sealed
 from hpcaccel.errors import Damaged
 
-__all__ = ["SHARED_TREE", "Chunk", "Contents", "StoredTensor", "item_bytes", "rank_tree", "tensor_nodes"]
+__all__ = ["OWN_KEYS", "SHARED_TREE", "Chunk", "Contents", "StoredTensor", "item_bytes", "rank_tree", "tensor_nodes"]
 
 SHARED_TREE = "tree"
 """Key of the tree shared by all ranks."""
+OWN_KEYS = ("rank.", "tree.rank.")
+"""Beginnings of the keys of a rank's own state."""
 
 BLOCK_BYTES = 4 << 20
 """Size in bytes of the reads that verify a file."""
@@ -84,7 +86,7 @@ class Contents:
     """The contents of a checkpoint, read on demand. The constructor reads only manifest and index.
 
     Args:
-        manifest: the manifest, if it has already been read and verified.
+        manifest: the manifest, with the files of all blocks, if it has already been read and verified.
 
     Raises:
         Damaged: the manifest, a file's size or the index differs from the committed one.
@@ -94,8 +96,11 @@ class Contents:
     def __init__(self, path: Path, manifest: dict[str, Any] | None = None) -> None:
         self.path = path
         self.manifest = sealed.read(path) if manifest is None else manifest
-        text = sealed.read_index(path, self.manifest)
-        self.tensors = {key: _tensor(key, value) for key, value in json.loads(text)["tensors"].items()}
+        found: dict[str, Any] = {}
+        for name in (sealed.INDEX, *(f"{block}/{sealed.INDEX}" for block in self.manifest.get("blocks", ()))):
+            for key, value in json.loads(sealed.read_listed(path, self.manifest["files"], name))["tensors"].items():
+                found.setdefault(key, {**value, "chunks": []})["chunks"] += value["chunks"]
+        self.tensors = {key: _tensor(key, value) for key, value in found.items()}
 
     @cached_property
     def tree(self) -> dict[str, Any]:

@@ -3,6 +3,10 @@
 The manifest, ``COMMITTED``, contains the sizes and CRCs of the ranks' files and of the index, and the CRC of its own
 canonical JSON. ``index.json`` contains, for each chunk of each tensor, file, offset, length and CRC. The manifest's CRC
 therefore protects the index, and the index protects every byte of the ranks' files.
+
+A checkpoint of many ranks has both in parts, one for each block of ranks (see ``checkpoint.block_files``): the manifest
+has the CRC of each block's ``files.json``, which has the sizes and CRCs of its ranks' files and of its part of the
+index.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,20 +23,33 @@ from hpcaccel import checkpoint_files
 from hpcaccel.errors import CheckpointError, Damaged
 
 __all__ = [
+    "FILES",
     "INDEX",
+    "PARTS_VERSION",
+    "RANGES",
     "VERSION",
     "combined_crc",
     "read",
+    "read_block",
     "read_file",
+    "read_head",
     "read_index",
+    "read_listed",
     "read_manifest",
     "seal",
+    "with_blocks",
     "wrong_sizes",
 ]
 
 VERSION = 1
-"""Version of the checkpoint format that this release writes. Checkpoints of newer versions are rejected."""
+"""Version of the format of a checkpoint whose ranks form one block."""
+PARTS_VERSION = 2
+"""Version of the format of a checkpoint of several blocks. Checkpoints of newer versions are rejected."""
 INDEX = "index.json"
+FILES = "files.json"
+"""The sizes and CRCs of a block's files."""
+RANGES = "ranges.json"
+"""Which part of each tensor a block holds."""
 MANY_FILES = 64
 """The sizes of more files than this are looked up by several threads."""
 LOOKUP_THREADS = 32
@@ -49,14 +66,55 @@ def seal(manifest: dict[str, Any]) -> bytes:
 def read(path: Path) -> dict[str, Any]:
     """Read the manifest of the checkpoint ``path``, and verify its CRC and the sizes of the files that it lists.
 
+    Returns:
+        The manifest; ``files`` includes the files of all blocks.
+
     Raises:
         Damaged: the manifest or a file is missing, or the manifest or a file size differs from the committed one.
         CheckpointError: a newer hpcaccel wrote the checkpoint.
     """
-    manifest = read_manifest(path)
+    return _sizes_checked(path, with_blocks(path, read_manifest(path)))
+
+
+def read_head(path: Path) -> dict[str, Any]:
+    """Like ``read``, but without the files of blocks."""
+    return _sizes_checked(path, read_manifest(path))
+
+
+def _sizes_checked(path: Path, manifest: dict[str, Any]) -> dict[str, Any]:
     for problem in wrong_sizes(path, manifest):
         raise Damaged(problem)
     return manifest
+
+
+def with_blocks(path: Path, manifest: dict[str, Any], problems: list[str] | None = None) -> dict[str, Any]:
+    """The manifest, with the files of all blocks added to ``files``.
+
+    Args:
+        problems: receives messages about damaged tables of files; None raises the first one.
+
+    Raises:
+        Damaged: the table of a block's files is missing or damaged.
+    """
+    files = dict(manifest["files"])
+    for name, entry in manifest.get("blocks", {}).items():
+        try:
+            files |= {**read_block(path, manifest, name), f"{name}/{FILES}": entry}
+        except Damaged as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+    return {**manifest, "files": files}
+
+
+def read_block(path: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The sizes and CRCs of the files of a block.
+
+    Raises:
+        Damaged: their table is missing, or differs from the committed one.
+    """
+    text = read_listed(path, {f"{name}/{FILES}": manifest["blocks"][name]}, f"{name}/{FILES}")
+    return dict(json.loads(text)["files"])
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -76,10 +134,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise Damaged(f"{where} is damaged: its CRC does not match its content")
     if not isinstance(manifest.get("version"), int) or not isinstance(manifest.get("files"), dict):
         raise Damaged(f"{where} is not the manifest of a checkpoint")
-    if manifest["version"] > VERSION:
+    if manifest["version"] > PARTS_VERSION:
         raise CheckpointError(
             f"{where} has format version {manifest['version']}, written by a newer hpcaccel; this one reads versions "
-            f"up to {VERSION}. Upgrade hpcaccel"
+            f"up to {PARTS_VERSION}. Upgrade hpcaccel"
         )
     return manifest
 
@@ -114,14 +172,26 @@ def _size(path: Path) -> int | None:
 
 
 def read_index(path: Path, manifest: dict[str, Any]) -> bytes:
-    """Read the text of a checkpoint's index and verify its CRC.
+    """Read the text of ``index.json`` and verify its CRC.
 
     Raises:
         Damaged: the index is missing, or differs from the committed one.
     """
-    text = read_file(path / INDEX)
-    if zlib.crc32(text) != int(manifest["files"][INDEX]["crc32"], 16):
-        raise Damaged(f"{path / INDEX} is damaged: its CRC does not match the manifest")
+    return read_listed(path, manifest["files"], INDEX)
+
+
+def read_listed(path: Path, files: Mapping[str, Any], name: str) -> bytes:
+    """Read the file ``name`` of the checkpoint ``path``, and verify its CRC.
+
+    Args:
+        files: the table that has the CRC.
+
+    Raises:
+        Damaged: the file is missing, or differs from the committed one.
+    """
+    text = read_file(path / name)
+    if zlib.crc32(text) != int(files[name]["crc32"], 16):
+        raise Damaged(f"{path / name} is damaged: its CRC does not match the manifest")
     return text
 
 

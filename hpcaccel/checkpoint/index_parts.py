@@ -1,0 +1,120 @@
+"""Reading of an index in parts (see ``block_files``): a rank reads those that contain what it loads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from hpcaccel.checkpoint.manifest_writer import Index
+from hpcaccel.checkpoint_files import manifest
+from hpcaccel.errors import Damaged
+
+__all__ = ["IndexParts", "read_whole"]
+
+
+def read_whole(path: Path) -> Index:
+    """The index of the checkpoint ``path`` with all of its parts.
+
+    Raises:
+        Damaged: the manifest, a file's size or a part of the index differs from the committed one.
+        CheckpointError: a newer hpcaccel wrote the checkpoint.
+    """
+    content = manifest.read(path)
+    index = Index.from_json(manifest.read_index(path, content))
+    for name in content.get("blocks", ()):
+        index.add(manifest.read_listed(path, content["files"], f"{name}/{manifest.INDEX}"))
+    return index
+
+
+class IndexParts:
+    """The parts of a checkpoint's index. What is read is added to ``index``.
+
+    Args:
+        content: the checkpoint's manifest, which has several blocks.
+        index: the content of ``index.json``.
+    """
+
+    def __init__(self, path: Path, content: Mapping[str, Any], index: Index) -> None:
+        self._path = path
+        self._content = content
+        self._index = index
+        self._blocks = sorted(content["blocks"])
+        self._unread = set(self._blocks)
+        self._ranges: dict[str, dict[str, Any]] | None = None
+
+    def check_files(self, rank: int, ranks: int) -> None:
+        """Check the sizes of the files of every ``ranks``-th block, from number ``rank`` on.
+
+        Raises:
+            Damaged: a file is missing or has another size than the committed one.
+        """
+        for name in self._blocks[rank::ranks]:
+            files = manifest.read_block(self._path, self._content, name)
+            for problem in manifest.wrong_sizes(self._path, {"files": files}):
+                raise Damaged(problem)
+
+    def read_of_rank(self, rank: int | None) -> None:
+        """Read the part of the block of ``rank``, a rank of the save; nothing for None.
+
+        Raises:
+            Damaged: the part is missing or damaged.
+        """
+        if rank is not None:
+            self._read([self._blocks[rank // int(self._content["block_ranks"])]])
+
+    def read_missing(self, tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> bool:
+        """Read the parts of those tensors that ``plan``, which was made from the index as it is, does not cover.
+
+        Returns:
+            Whether anything was read, so that a new plan is needed.
+
+        Raises:
+            Damaged: a part is missing or damaged.
+        """
+        covered = dict.fromkeys(tensors, 0)
+        for item in plan.items:
+            covered[item.dest_index.fqn] += math.prod(item.lengths)
+        missing = [key for key, tensor in tensors.items() if covered[key] < _local(tensor).numel()]
+        if not missing or not self._unread:
+            return False
+        if self._read(name for key in missing for name in self._overlapping(key, tensors[key])):
+            return True
+        # A strided shard is not a box: read all parts with this tensor.
+        return self._read(name for key in missing for name in self._ranges_of(key))
+
+    def _overlapping(self, key: str, tensor: torch.Tensor) -> Iterable[str]:
+        """The blocks whose chunks may overlap this rank's part of a tensor."""
+        begins: tuple[int, ...] = (0,) * tensor.ndim
+        if isinstance(tensor, DTensor):
+            _, begins = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        ends = [begin + size for begin, size in zip(begins, _local(tensor).shape, strict=True)]
+        for name, bounds in self._ranges_of(key).items():
+            if all(a < end and begin < b for (a, b), begin, end in zip(bounds, begins, ends, strict=True)):
+                yield name
+
+    def _ranges_of(self, key: str) -> dict[str, Any]:
+        if self._ranges is None:
+            text = manifest.read_listed(self._path, self._content["files"], manifest.RANGES)
+            self._ranges = dict(json.loads(text)["ranges"])
+        return dict(self._ranges.get(key, {}))
+
+    def _read(self, names: Iterable[str]) -> bool:
+        """Add the parts of these blocks to the index. Returns whether there was any that is not in it yet."""
+        found = sorted(self._unread.intersection(names))
+        for name in found:
+            files = manifest.read_block(self._path, self._content, name)
+            self._index.add(manifest.read_listed(self._path, files, f"{name}/{manifest.INDEX}"))
+            self._unread.discard(name)
+        return bool(found)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
