@@ -28,9 +28,10 @@ def read_whole(path: Path) -> Index:
         CheckpointError: a newer hpcaccel wrote the checkpoint.
     """
     content = manifest.read(path)
-    index = Index.from_json(manifest.read_index(path, content))
-    for name in content.get("blocks", ()):
-        index.add(manifest.read_listed(path, content["files"], f"{name}/{manifest.INDEX}"))
+    first, *parts = (manifest.read_listed(path, content["files"], name) for name in manifest.index_names(content))
+    index = Index.from_json(first)
+    for part in parts:
+        index.add(part)
     return index
 
 
@@ -77,18 +78,20 @@ class IndexParts:
             Whether anything was read, so that a new plan is needed.
 
         Raises:
-            Damaged: a part is missing or damaged.
+            Damaged: a part is missing or damaged, or the index has no more chunks of a tensor that is not covered.
         """
         covered = dict.fromkeys(tensors, 0)
         for item in plan.items:
             covered[item.dest_index.fqn] += math.prod(item.lengths)
         missing = [key for key, tensor in tensors.items() if covered[key] < _local(tensor).numel()]
-        if not missing or not self._unread:
+        if not missing:
             return False
         if self._read(name for key in missing for name in self._overlapping(key, tensors[key])):
             return True
         # A strided shard is not a box: read all parts with this tensor.
-        return self._read(name for key in missing for name in self._ranges_of(key))
+        if self._read(name for key in missing for name in self._ranges_of(key)):
+            return True
+        raise Damaged(f"{self._path / manifest.INDEX} does not have all chunks of {missing[0]}")
 
     def _overlapping(self, key: str, tensor: torch.Tensor) -> Iterable[str]:
         """The blocks whose chunks may overlap this rank's part of a tensor."""

@@ -1,10 +1,10 @@
 """The writers' reports on their files, which rank 0's writer gathers before it commits. Does not import torch.
 
 The ranks of a save that has one block report in the results folder itself, one JSON file each. The ranks of several
-blocks (see ``rank_blocks``) report in one subfolder per block. The writer that finds its subfolder complete merges the
-reports into one file in the results folder, so that rank 0's writer reads a file per block. Nobody waits for a merge:
-if none appears (a network file system may show two writers each other's reports late), rank 0's writer reads the
-subfolder itself.
+blocks (see ``rank_blocks``) report in one subfolder per block. The first writer that finds its subfolder complete
+merges the reports into one file in the results folder, so that rank 0's writer reads a file per block. Nobody waits for
+a merge: if none appears (a network file system may show two writers each other's reports late), rank 0's writer reads
+the subfolder itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.written_file import WrittenFile
-from hpcaccel.core.durable_files import DIRECTORY_MODE, atomic_write
+from hpcaccel.core.durable_files import DIRECTORY_MODE, FILE_MODE, atomic_write
 
 __all__ = ["deliver", "gather"]
 
@@ -30,6 +30,8 @@ POLL_SECONDS = (0.002, 0.1)
 MERGE_SECONDS = 2.0
 """Interval at which rank 0's writer reads the subfolders that nobody has merged."""
 _REPORT, _MERGED = ".bin.json", ".block.json"
+_MERGING = "merging"
+"""The mark of the writer that merges the reports of a block."""
 
 
 def deliver(results: Path, written: WrittenFile, *, block: Block | None) -> None:
@@ -47,8 +49,11 @@ def deliver(results: Path, written: WrittenFile, *, block: Block | None) -> None
     if block is None or len(names := _names(folder, _REPORT)) < block.ranks:
         return
     try:
+        os.close(os.open(folder / _MERGING, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE))
         merged = "[" + ",".join((folder / name).read_text() for name in names) + "]"
         atomic_write(results / f"{block.name}{_MERGED}", merged, sync=False)
+    except (FileExistsError, FileNotFoundError):
+        pass  # another writer merges them, or rank 0 has them already
     except OSError as error:
         log.warning("cannot merge the reports in %s, rank 0 reads them one by one: %s", folder, error)
 

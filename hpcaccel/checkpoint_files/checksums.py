@@ -95,28 +95,41 @@ def verify_ours(path: Path, on_progress: OnProgress = lambda done, total: None) 
         report.problems.append(str(error))
         return report
     manifest = sealed.with_blocks(path, manifest, report.problems)
+    tables_are_good = not report.problems
     report.problems += sealed.wrong_sizes(path, manifest)
     try:
         contents = Contents(path, manifest)
     except (CheckpointError, ValueError, KeyError, TypeError) as error:
         # Without the index, check the CRCs of whole files.
-        report.problems.append(
-            str(error) if isinstance(error, CheckpointError) else f"{path / sealed.INDEX} is invalid: {error!r}"
-        )
-        spans = list(_whole_files(manifest, set(manifest["files"]) - {sealed.INDEX}))
+        damaged = list(_damaged_parts(path, manifest))
+        if not damaged and tables_are_good:
+            damaged = [f"{path / sealed.INDEX} is invalid: {error!r}"]
+        report.problems += damaged
+        spans = list(_whole_files(manifest, set(manifest["files"]) - set(sealed.index_names(manifest))))
     else:
         report.problems += _structure_problems(contents)
         spans = list(_spans(contents))
     report.problems += check_spans(path, spans, on_progress)
     report.bytes = sum(span.length for span in spans) + manifest["files"].get(sealed.INDEX, {}).get("bytes", 0)
     listed = (name.partition("/")[0] for name in manifest["files"])
-    own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *listed}
+    own = {checkpoint_files.MANIFEST, checkpoint_files.PINNED, *manifest.get("blocks", ()), *listed}
     if extra := sorted(entry.name for entry in path.iterdir() if entry.name not in own):
         report.notes.append(f"saved by the script, without CRCs: {', '.join(extra)}")
+    report.problems = list(dict.fromkeys(report.problems))
     return report
 
 
 # -- the index
+
+
+def _damaged_parts(path: Path, manifest: dict[str, Any]) -> Iterator[str]:
+    """Messages about files of the index that are missing or damaged; only those whose CRC is known."""
+    for name in sealed.index_names(manifest):
+        try:
+            if name in manifest["files"]:
+                sealed.read_listed(path, manifest["files"], name)
+        except Damaged as error:
+            yield str(error)
 
 
 def _structure_problems(contents: Contents) -> Iterator[str]:

@@ -97,7 +97,7 @@ class Contents:
         self.path = path
         self.manifest = sealed.read(path) if manifest is None else manifest
         found: dict[str, Any] = {}
-        for name in (sealed.INDEX, *(f"{block}/{sealed.INDEX}" for block in self.manifest.get("blocks", ()))):
+        for name in sealed.index_names(self.manifest):
             for key, value in json.loads(sealed.read_listed(path, self.manifest["files"], name))["tensors"].items():
                 found.setdefault(key, {**value, "chunks": []})["chunks"] += value["chunks"]
         self.tensors = {key: _tensor(key, value) for key, value in found.items()}

@@ -29,6 +29,7 @@ __all__ = [
     "RANGES",
     "VERSION",
     "combined_crc",
+    "index_names",
     "read",
     "read_block",
     "read_file",
@@ -169,6 +170,11 @@ def _size(path: Path) -> int | None:
         return path.stat().st_size
     except FileNotFoundError:
         return None
+
+
+def index_names(manifest: Mapping[str, Any]) -> list[str]:
+    """The files of the index: ``index.json`` and the part of each block."""
+    return [INDEX, *(f"{name}/{INDEX}" for name in manifest.get("blocks", ()))]
 
 
 def read_index(path: Path, manifest: dict[str, Any]) -> bytes:

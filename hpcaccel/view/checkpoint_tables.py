@@ -45,7 +45,8 @@ class CheckpointRow:
     own: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        fields = {key: value for key, value in self.manifest.items() if key not in ("files", "blocks", "crc32", "step")}
+        left_out = ("files", "blocks", "block_ranks", "crc32", "step")
+        fields = {key: value for key, value in self.manifest.items() if key not in left_out}
         good = {"good": self.problem is None, "problem": self.problem, "pinned": self.pinned}
         return {"path": str(self.path), "step": self.step, **fields, **good}
 

@@ -25,13 +25,15 @@ import torch
 from torch import nn
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, rank_blocks
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.world import Killed, run_ranks
 
 CALLS = "mkdir,write,link,linkat,unlink,pwrite64,fsync,fdatasync,ftruncate,fallocate,rename,unlinkat,rmdir"
 POINTS = {"rank 0": 8, "rank 1": 3, "writer 0": 6, "writer 1": 3}
 """Number of kill points in each of the four processes that take part in a save of two ranks."""
+WRITING_PARTS = 20
+"""Calls before the commit of a save of two blocks: rank 0 or its writer writes the parts of index and manifest."""
 FROZEN = 2
 """Number of layers that do not change, so that the second save in the background links the first one's files."""
 
@@ -88,8 +90,9 @@ def writer_of(process: int) -> int:
     return next(int(child) for child in children if b"checkpoint.writer" in Path(f"/proc/{child}/cmdline").read_bytes())
 
 
-def _save(rank: int, directory: Path, victim: str, options: list[str]) -> str:
-    """Save step 1 undisturbed, then step 2 with the victim under strace."""
+def _save(rank: int, directory: Path, victim: str, block: int, options: list[str]) -> str:
+    """Save step 1 undisturbed, then step 2 with the victim under strace; ``block`` ranks form a block."""
+    rank_blocks.BLOCK = block
     who, number = victim.split()
     engine = CheckpointEngine(directory, rank=rank, world_size=2, attempt=1, keep=1)
     background = who == "writer"
@@ -125,19 +128,37 @@ def test_kill_at_twenty_points_leaves_complete_checkpoints(tmp_path: Path, victi
 
 
 @needs_strace
+@pytest.mark.parametrize("victim", ["rank 0", "writer 0"])
+def test_kill_while_the_parts_of_the_manifest_are_written_leaves_complete_checkpoints(
+    tmp_path: Path, victim: str
+) -> None:
+    points = points_of(victim, tmp_path, block=1, before='/step_00000002"')
+    kill_at(points[-WRITING_PARTS::3], victim, tmp_path, block=1)
+
+
+@needs_strace
 @pytest.mark.chaos
+@pytest.mark.parametrize("block", [1, 64])
 @pytest.mark.parametrize("victim", POINTS)
-def test_kill_at_every_point_leaves_complete_checkpoints(tmp_path: Path, victim: str) -> None:
-    kill_at(points_of(victim, tmp_path), victim, tmp_path)
+def test_kill_at_every_point_leaves_complete_checkpoints(tmp_path: Path, victim: str, block: int) -> None:
+    kill_at(points_of(victim, tmp_path, block=block), victim, tmp_path, block=block)
 
 
-def points_of(victim: str, folder: Path) -> list[tuple[str, int]]:
-    """Calls of an undisturbed save in order, each with its count in its thread, as strace counts them."""
+def points_of(victim: str, folder: Path, *, block: int = 64, before: str | None = None) -> list[tuple[str, int]]:
+    """Calls of an undisturbed save in order, each with its count in its thread, as strace counts them.
+
+    Args:
+        block: ranks of a block.
+        before: only those before the first call with this text.
+    """
     log = folder / "calls"
-    assert run_ranks(_save, folder / "whole", victim, ["-o", str(log)]) == ["", ""]
+    assert run_ranks(_save, folder / "whole", victim, block, ["-o", str(log)]) == ["", ""]
+    assert (folder / "whole" / "step_00000002" / "ranges.json").exists() == (block == 1)
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     found: dict[tuple[str, int], None] = {}
     for line in log.read_text().splitlines():
+        if before is not None and before in line:
+            break
         if match := re.match(r"(\d+) +(\w+)\(", line):
             thread, call = match.groups()
             counts[thread, call] += 1
@@ -147,11 +168,11 @@ def points_of(victim: str, folder: Path) -> list[tuple[str, int]]:
     return list(found)
 
 
-def kill_at(points: list[tuple[str, int]], victim: str, folder: Path) -> None:
+def kill_at(points: list[tuple[str, int]], victim: str, folder: Path, *, block: int = 64) -> None:
     for call, number in points:
         directory = folder / f"{call} {number}"
         inject = ["-o", "/dev/null", "-e", f"inject={call}:signal=KILL:when={number}"]
-        results = run_ranks(_save, directory, victim, inject)
+        results = run_ranks(_save, directory, victim, block, inject)
         assert_whole(directory, results, victim, f"{victim}, {call} number {number}: {results}")
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import zlib
 from functools import cache
 from pathlib import Path
 
@@ -12,20 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState, rank_blocks
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState, commit, rank_blocks
 from hpcaccel.checkpoint.formats import ConvertRequest, convert
-from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
-from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.rank_blocks import Block, block_of, stored_file
-from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
-from hpcaccel.checkpoint_files import manifest, snapshot_folder
+from hpcaccel.checkpoint_files import manifest
 from hpcaccel.checkpoint_files.contents import OWN_KEYS
-from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.checkpoint_files.verify import verify
 from hpcaccel.errors import CheckpointError
 from hpcaccel.view.checkpoint_tables import list_checkpoints
 from tests.checkpoint.test_damage import flip
-from tests.checkpoint.test_unchanged_bytes import Run, equal
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import run_ranks
 
@@ -178,7 +173,27 @@ def test_list_has_the_files_of_all_blocks(sharded):
     [one] = list_checkpoints(directory / "step_00000002")
     assert one.problem is None
     assert set(one.manifest["files"]) == files_in(one.path) - {"COMMITTED"}
-    assert "blocks" not in one.to_json()
+    assert not [key for key in one.to_json() if "block" in key]
+
+
+def test_index_without_chunks_of_a_tensor_is_not_loaded(sharded, tmp_path):
+    directory = shutil.copytree(sharded[0], tmp_path / "checkpoints")
+    path = directory / "step_00000002"
+    content = manifest.read_manifest(path)
+    files = manifest.read_block(path, content, "block_00001")
+    part = json.loads((path / "block_00001/index.json").read_bytes())
+    part["tensors"]["models.0.body.0.weight"]["chunks"].pop()
+    files["block_00001/index.json"] = _rewritten(path / "block_00001/index.json", part)
+    content["blocks"]["block_00001"] = _rewritten(path / "block_00001/files.json", {"files": files})
+    (path / "COMMITTED").write_bytes(manifest.seal(content))
+    with pytest.raises(CheckpointError, match=r"index\.json does not have all chunks of models\.0\.body\.0\.weight"):
+        CheckpointEngine(directory).load(path, Training("plain").state(), fall_back=False)
+
+
+def _rewritten(file, content):
+    text = json.dumps(content).encode()
+    file.write_bytes(text)
+    return {"bytes": len(text), "crc32": f"{zlib.crc32(text):08x}"}
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
@@ -197,11 +212,23 @@ def test_damaged_or_missing_file_of_a_block_is_found(sharded, tmp_path, name, mi
     path = directory / "step_00000002"
     file = path / name
     file.unlink() if missing else flip(file, file.stat().st_size // 2)
-    assert any(name in problem for problem in verify(path).problems)
+    [problem] = verify(path).problems
+    assert name in problem
+    assert not verify(path).notes
     found = run_ranks(_load, directory, "fsdp", RANKS, world_size=RANKS)
     assert [step for _, step in found] == [1] * RANKS
     assert (directory / "quarantined_step_00000002").is_dir()
     assert verify(directory / "step_00000001").good
+
+
+def test_checkpoint_without_a_file_of_a_block_does_not_count_for_retention(sharded, tmp_path):
+    directory = shutil.copytree(sharded[0], tmp_path / "checkpoints")
+    file = directory / "step_00000002" / "block_00001" / "rank_00003.bin"
+    aside = file.rename(tmp_path / file.name)
+    assert commit.retire(directory, keep=1, newest_step=2) == []
+    aside.rename(file)
+    [removed] = commit.retire(directory, keep=1, newest_step=2)
+    assert removed.name == ".step_00000001.deleted.tmp"
 
 
 def test_another_run_does_not_start_from_a_checkpoint_without_a_file_of_a_block(sharded, tmp_path):
@@ -215,72 +242,3 @@ def test_damaged_table_of_ranges_is_found_by_the_ranks_that_need_it(sharded, tmp
     flip(directory / "step_00000002" / "ranges.json", 20)
     assert "ranges.json" in verify(directory / "step_00000002").problems[0]
     assert run_ranks(_load, directory, "fsdp", 3, world_size=3)[0][1] == 1
-
-
-# -- background saves --------------------------------------------------------------------------------------------------
-
-
-def _link(rank, directory):
-    rank_blocks.BLOCK = 2
-    run = Run(directory, rank=rank, world_size=RANKS, keep=1, local_world_size=RANKS)
-    for _ in range(3):
-        run.steps()
-        run.save()
-    run.engine.close()
-    again = Run(directory, rank=rank, world_size=RANKS, seed=9)
-    loaded = again.engine.load(again.engine.find(), again.state())
-    return loaded.step, equal(again.whole(), run.whole()), [(save.bytes, save.written_bytes) for save in run.saved]
-
-
-def test_unchanged_bytes_are_linked_in_every_block_and_old_checkpoints_deleted(tmp_path):
-    found = run_ranks(_link, tmp_path, world_size=RANKS)
-    assert [rank[:2] for rank in found] == [(3, True)] * RANKS
-    (size, first), *later = found[0][2]
-    assert size == first
-    assert all(written < first / 5 for _, written in later)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_00000003"]
-    path = tmp_path / "step_00000003"
-    assert {stored for stored in files_in(path) if "base" in stored} == {
-        f"block_0000{rank // 2}/rank_0000{rank}.base.bin" for rank in range(RANKS)
-    }
-    assert all(len(files) <= 2 * 2 + 2 for folder, _, files in os.walk(path) if folder != str(path))
-    assert verify(path).good
-
-
-# -- snapshots ---------------------------------------------------------------------------------------------------------
-
-
-def _snapshot(rank, shm, run, wrap):
-    """Ranks 0 to 2 on node a, rank 3 on node b; at the resume ranks 0 and 1 on a, 2 and 3 on b."""
-    rank_blocks.BLOCK = 2
-    snapshot_folder.SHARED_MEMORY = shm
-    ranks = CheckpointRanks(rank=rank, world_size=RANKS)
-    training = Training(wrap, seed=1, rank=rank)
-    snapshots = NodeSnapshots(
-        ranks, SnapshotFolder(run, "aaab"[rank]), attempt=1, local_world_size=3, is_local_main=rank in (0, 3)
-    )
-    facts = {"epoch": 0, "reason": "snapshot", "guarantee": "bit-exact", "guarantee_reasons": [], "mesh": {}}
-    training.steps(1)
-    snapshots.take(training.state(), {**facts, "step": 7, "world_size": RANKS, "attempt": 1})
-    before = training.digest(buffers=False)
-    engine = CheckpointEngine(run / "checkpoints", rank=rank, world_size=RANKS, attempt=1)
-    committed = engine.commit_snapshot(snapshots, "preempted", deadline=None)
-    resume = SnapshotResume(ranks, SnapshotFolder(run, "aabb"[rank]), is_local_main=rank in (0, 2))
-    found = resume.find(committed=None)
-    again = Training(wrap, seed=2, rank=rank)
-    loaded = resume.load(found, again.state())
-    from_memory = again.digest(buffers=False)
-    again = Training(wrap, seed=3, rank=rank)
-    again.load(engine)
-    return committed, loaded.step, from_memory == before, again.digest(buffers=False) == before
-
-
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_snapshots_are_loaded_from_memory_and_committed_to_the_disk(tmp_path, wrap):
-    (tmp_path / "shm").mkdir()
-    (tmp_path / "run").mkdir()
-    found = run_ranks(_snapshot, tmp_path / "shm", tmp_path / "run", wrap, world_size=RANKS)
-    assert found == [(7, 7, True, True)] * RANKS
-    path = tmp_path / "run" / "checkpoints" / "step_00000007"
-    assert (path / "block_00001" / "rank_00003.bin").exists()
-    assert verify(path).good
