@@ -11,6 +11,7 @@ from tests.checkpoint.test_kill_points import needs_strace
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SIZES = (2, 5, 16)
+BLOCK_SIZES = (80,)
 
 pytestmark = pytest.mark.torch
 
@@ -49,6 +50,20 @@ def test_operations_on_files_are_those_of_the_models():
     from scale.process_counts import WITHOUT_TORCH
 
     check_counts(sorted(WITHOUT_TORCH))
+
+
+@needs_strace
+def test_operations_on_files_of_several_blocks_are_those_of_the_models():
+    from scale.cost_term import COUNT_FACTOR
+    from scale.count_table import differences
+    from scale.process_counts import count
+
+    counts = count(["commit"], BLOCK_SIZES)
+    # Two writers that finish at the same time may both merge the reports of their block.
+    of_writer = {name: counts.pop(name) for name in list(counts) if name.endswith("a writer")}
+    assert len(of_writer) == 1
+    assert differences(of_writer, COUNT_FACTOR) == []
+    assert differences(counts) == []
 
 
 def test_every_counted_protocol_has_a_model_and_is_recorded():

@@ -13,7 +13,6 @@ import sys
 from functools import partial
 from typing import Any
 
-from hpcaccel.checkpoint.rank_blocks import BLOCK
 from scale import measuring, protocol_counts
 from scale.cost_term import CostTerm
 from scale.count_table import show_counts
@@ -114,7 +113,7 @@ def show_protocols(protocols: Protocols) -> None:
     for ranks in SIZES:
         fast, slow = (protocols.commit_seconds(ranks, operation_seconds=each) for each in OPERATION_SECONDS)
         index = protocols.terms["commit: bytes of the index"].predict(ranks) / 1e6
-        entries = protocols.terms["commit: entries of a folder"].predict(min(ranks, BLOCK))
+        entries = PROTOCOLS["commit: entries of the largest folder"].at(ranks)
         print(
             f"{ranks:>8,}{protocols.commit_operations(ranks):>22,.0f}{fast:>14.3f} to {slow:8.3f} s"
             f"{index:>14.1f} MB{entries:>8,.0f}"
@@ -127,15 +126,16 @@ def show_left_over(protocols: Protocols) -> None:
     """Print what still grows with the number of ranks."""
     print(f"\nstill growing with the number of ranks; plan and index of {TENSORS} tensors split over all ranks")
     print(
-        f"{'ranks':>8}{'requests at the store':>32}{'a new plan at rank 0':>26}{'index at each rank of a load':>30}"
-        f"{'manifest':>14}{'entries':>9}"
+        f"{'ranks':>8}{'requests at the store':>32}{'a new plan at rank 0':>26}{'index':>12}"
+        f"{'at a rank of a load':>23}{'manifest':>12}{'entries':>9}"
     )
     for ranks in SIZES:
         one = protocols.left_over(ranks)
         print(
             f"{ranks:>8,}{one.store_requests:>20,} {one.store_seconds:9.3f} s"
             f"{one.plan_bytes / 1e6:>11,.0f} MB {one.plan_seconds:9.1f} s"
-            f"{one.index_bytes / 1e6:>15,.0f} MB {one.parse_seconds:9.1f} s{one.manifest_bytes / 1e3:>11.1f} kB"
+            f"{one.index_bytes / 1e6:>9,.0f} MB{one.load_bytes / 1e6:>9.1f} MB {one.parse_seconds:8.2f} s"
+            f"{one.manifest_bytes / 1e3:>9.1f} kB"
             f"{one.entries:>9,.0f}"
         )
 

@@ -45,8 +45,6 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     for child in children:
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
             raise RuntimeError(f"a writer of {ranks} failed")
-    folders = [*os.walk(paths.temporary), *os.walk(paths.results)]
-    entries = max(len(names) + len(files) for _, names, files in folders)
     (folder / "all-written").exists()  # a mark in strace's output
     begun = time.perf_counter()
     written = save_reports.gather(paths.results, ranks, lambda: None)
@@ -57,8 +55,9 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     protocol.publish(paths.temporary, paths.final)
     ended = time.perf_counter()
     (folder / "all-published").exists()
+    folders = [*os.walk(paths.final), *os.walk(paths.results)]
     return {
-        "entries": entries,
+        "entries": max(len(names) + len(files) for _, names, files in folders),
         "gather_seconds": gathered - begun,
         "publish_seconds": ended - gathered,
         "index_bytes": len(index),

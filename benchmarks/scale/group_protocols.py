@@ -23,7 +23,7 @@ BYTES_PER_SECOND = 1e9
 """Assumed for a connection between two nodes."""
 TENSORS = 1000
 """Tensors of the model whose index ``LeftOver`` describes."""
-BLOCK_OPERATIONS = 8
+BLOCK_OPERATIONS = 6
 """Operations with which rank 0's writer writes and syncs a block's part of the index, and its table of files."""
 MEASURED_WIDTH = 4
 """Ranks of a group in the measured trees, so that few ranks make several levels."""
@@ -45,8 +45,10 @@ class LeftOver:
     Args:
         plan_bytes, plan_seconds: what rank 0 receives and computes for a new plan of ``TENSORS`` tensors, each of which
             is split over all ranks.
-        index_bytes, parse_seconds: of the index of these tensors, which every rank receives and parses at a load.
-        entries: of the folder of a checkpoint, of the heartbeats, and of the logs of an attempt.
+        index_bytes: of the index of these tensors, all parts together.
+        load_bytes, parse_seconds: of the part of the index that a rank reads at a load, if its block has saved what it
+            loads.
+        entries: of the folders of the heartbeats, and of the logs of an attempt.
     """
 
     store_requests: int
@@ -54,6 +56,7 @@ class LeftOver:
     plan_bytes: float
     plan_seconds: float
     index_bytes: float
+    load_bytes: float
     parse_seconds: float
     manifest_bytes: float
     entries: float
@@ -172,18 +175,20 @@ class Protocols:
     def left_over(self, ranks: int) -> LeftOver:
         """What still grows with the number of ranks, see ``LeftOver``."""
 
-        def of_all_tensors(term: str) -> float:
+        def of_all_tensors(term: str, ranks: int = ranks) -> float:
             return self.terms[term].coefficients[1] * ranks * TENSORS / MEASURED_TENSORS
 
+        of_a_part = min(ranks, BLOCK)
         return LeftOver(
             store_requests=self.rendezvous(ranks).requests,
             store_seconds=self.rendezvous(ranks).seconds,
             plan_bytes=of_all_tensors("plan: bytes at rank 0"),
             plan_seconds=of_all_tensors("plan: rank 0"),
             index_bytes=of_all_tensors("plan: bytes of the index"),
-            parse_seconds=of_all_tensors("plan: parsing the index"),
-            manifest_bytes=self.terms["commit: bytes of the manifest"].predict(ranks),
-            entries=self.terms["commit: entries of a folder"].predict(ranks),
+            load_bytes=of_all_tensors("plan: bytes of the index", of_a_part),
+            parse_seconds=of_all_tensors("plan: parsing the index", of_a_part),
+            manifest_bytes=self.manifest_bytes(ranks),
+            entries=self.terms["attempt: entries of a folder"].predict(ranks),
         )
 
     def simulated(self) -> dict[str, dict[int, float]]:
@@ -206,6 +211,11 @@ class Protocols:
         than ``BLOCK`` ranks for each block of reports."""
         written = 0 if ranks <= BLOCK else BLOCK_OPERATIONS * _entries(ranks)
         return self.terms["commit: operations of rank 0"].predict(_entries(ranks)) + written
+
+    def manifest_bytes(self, ranks: int) -> float:
+        """Size of the manifest. It lists the files of all ranks, of more than ``BLOCK`` ranks one table per block."""
+        blocks = "" if ranks <= BLOCK else ", in blocks"
+        return self.terms[f"commit: bytes of the manifest{blocks}"].predict(ranks)
 
     def commit_seconds(self, ranks: int, *, operation_seconds: float) -> float:
         """Seconds from the last written file to the commit: rank 0's operations in turn, and the index."""

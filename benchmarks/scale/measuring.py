@@ -20,6 +20,8 @@ __all__ = ["CONSTANTS", "load", "measure", "save"]
 CONSTANTS = Path(__file__).with_name("constants.json")
 """The terms and constants of one run of ``measure`` on the machine that it names."""
 RANKS = (2, 4, 8, 16, 32, 64)
+BLOCKS = (128, 192, 256)
+"""Numbers of ranks that form several blocks."""
 TIME_FACTOR = 4.0
 """Allowed ratio of predicted and measured seconds. Two shared cores do the work of all ranks."""
 TURNS = 3
@@ -65,11 +67,19 @@ def measure(progress: Callable[[str], None], only: str = "") -> tuple[dict[str, 
     counted = cache(commit_costs.operations)
     add("commit: operations of a writer", "operations", "constant", lambda p: counted(p)["writer"])
     add("commit: operations of rank 0", "operations", "P", lambda p: counted(p)["first"])
-    add("commit: operations of rank 0, in blocks", "operations", "P", lambda p: counted(p)["first"], (128, 256))
+    add("commit: operations of rank 0, in blocks", "operations", "P", lambda p: counted(p)["first"], BLOCKS)
     saves = cache(lambda ranks: _fastest(partial(_commit, ranks)))
     add("commit: entries of a folder", "entries", "P", lambda p: saves(p)["entries"], critical=False)
     add("commit: bytes of the index", "bytes", "P", lambda p: saves(p)["index_bytes"], critical=False)
     add("commit: bytes of the manifest", "bytes", "P", lambda p: saves(p)["manifest_bytes"], critical=False)
+    add("commit: bytes of the manifest, in blocks", "bytes", "P", lambda p: saves(p)["manifest_bytes"], BLOCKS)
+    add(
+        "load: bytes of manifest and index at a rank, in blocks",
+        "bytes",
+        "constant",
+        lambda p: saves(p)["load_bytes"],
+        BLOCKS,
+    )
     add("commit: gather", "s", "P", lambda p: saves(p)["gather_seconds"], critical=False, fitted=3)
     add("commit: publish", "s", "P", lambda p: saves(p)["publish_seconds"], critical=False, fitted=3)
     plans = cache(plan_costs.plan_costs)

@@ -25,6 +25,7 @@ def plan_costs(ranks: int) -> dict[str, float]:
 
     from hpcaccel.checkpoint.dcp_storage import pieces_of
     from hpcaccel.checkpoint.manifest_writer import Index
+    from hpcaccel.checkpoint.rank_blocks import stored_file
 
     plans = [_plan(rank, ranks) for rank in range(ranks)]
 
@@ -36,7 +37,8 @@ def plan_costs(ranks: int) -> dict[str, float]:
     (agreed, metadata), plan_seconds = _fastest(planned)
     pieces = {}
     for rank, plan in enumerate(agreed):
-        pieces.update({item.index: piece for item, piece in zip(plan.items, pieces_of(plan, rank), strict=True)})
+        places = pieces_of(plan, stored_file(rank, ranks))
+        pieces.update({item.index: piece for item, piece in zip(plan.items, places, strict=True)})
     text = Index(metadata, pieces).to_json()
     _, parse_seconds = _fastest(lambda: Index.from_json(text))
     return {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcaccel.checkpoint.save_reports import BLOCK
+from hpcaccel.checkpoint.rank_blocks import BLOCK
 from hpcaccel.runtime.distributed.collectives.exchange import HEADER_WORDS, MESSAGE_WORDS
 from hpcaccel.runtime.distributed.rendezvous import KEYS_PER_REQUEST
 from scale import process_counts
@@ -23,6 +23,8 @@ __all__ = ["COUNTS", "LARGEST", "PROTOCOLS", "CountedProtocol", "load", "measure
 
 COUNTS = Path(__file__).with_name("counts.json")
 SIZES = (2, 4, 8, 16, 32, 64)
+BLOCK_SIZES = (80, 256)
+"""Further numbers of ranks of a commit: they form several blocks."""
 LARGEST = 16_384
 _HEADERS = 2 * HEADER_WORDS
 """Numbers that the ranks reduce to compare their headers."""
@@ -67,6 +69,10 @@ def _tree(what: str, *, width: int = TREE_WIDTH, **data: int) -> Callable[[int],
 def _depth(ranks: int) -> int:
     """Of the binomial tree: most bits of a rank's number."""
     return max(rank.bit_count() for rank in range(ranks))
+
+
+def _blocks(ranks: int) -> int:
+    return math.ceil(ranks / BLOCK)
 
 
 PROTOCOLS = {
@@ -117,12 +123,17 @@ PROTOCOLS = {
         CountedProtocol(
             "save: equal answers at rank 0", "save_agreement", "log P", True, lambda p: math.ceil(math.log2(p))
         ),
-        CountedProtocol("commit: operations of a writer", "commit", "constant", False, lambda p: 5),
+        CountedProtocol(
+            "commit: operations of a writer", "commit", "constant", False, lambda p: 5 if p <= BLOCK else 13
+        ),
         CountedProtocol(
             "commit: operations of rank 0", "commit", "P / 64", False,
-            lambda p: 20 + (p if p <= BLOCK else math.ceil(p / BLOCK)),
+            lambda p: 20 + p if p <= BLOCK else 19 + 7 * _blocks(p),
         ),
-        CountedProtocol("commit: entries of the largest folder", "commit", "P", False, lambda p: p),
+        CountedProtocol(
+            "commit: entries of the largest folder", "commit", "P / 64", False,
+            lambda p: p + 2 if p <= BLOCK else max(BLOCK + 2, 2 * _blocks(p)),
+        ),
         CountedProtocol("sweep: locks of the journal per trial", "sweep", "constant", False, lambda p: 5),
         CountedProtocol("sweep: lines of the journal per trial", "sweep", "constant", False, lambda p: 5),
         CountedProtocol("runs: operations of a listing", "runs", "runs", False, lambda n: 2 * n),
@@ -139,6 +150,8 @@ def measure(progress: Callable[[str], None], sizes: Sequence[int] = SIZES) -> di
     for torch in (False, True):
         chosen = [kind for kind in kinds if torch == (kind not in process_counts.WITHOUT_TORCH)]
         found |= process_counts.count(chosen, sizes, lambda kind: progress(f"counts of {kind}"))
+    for name, counts in process_counts.count(["commit"], BLOCK_SIZES).items():
+        found[name] |= counts
     return {name: found[name] for name in PROTOCOLS}
 
 
