@@ -15,7 +15,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint_files import manifest
-from hpcaccel.errors import Damaged
+from hpcaccel.errors import CheckpointError, Damaged
 
 __all__ = ["IndexParts", "read_whole"]
 
@@ -78,7 +78,8 @@ class IndexParts:
             Whether anything was read, so that a new plan is needed.
 
         Raises:
-            Damaged: a part is missing or damaged, or the index has no more chunks of a tensor that is not covered.
+            Damaged: a part is missing or damaged.
+            CheckpointError: the whole index does not have what this rank loads of a tensor.
         """
         covered = dict.fromkeys(tensors, 0)
         for item in plan.items:
@@ -91,7 +92,7 @@ class IndexParts:
         # A strided shard is not a box: read all parts with this tensor.
         if self._read(name for key in missing for name in self._ranges_of(key)):
             return True
-        raise Damaged(f"{self._path / manifest.INDEX} does not have all chunks of {missing[0]}")
+        raise CheckpointError(f"{self._path} does not have all chunks of {missing[0]} that this rank loads")
 
     def _overlapping(self, key: str, tensor: torch.Tensor) -> Iterable[str]:
         """The blocks whose chunks may overlap this rank's part of a tensor."""
