@@ -10,12 +10,18 @@ import pytest
 
 from .dev_cluster import Cluster, own_cluster, wait_until
 from .injectors import taken_away
-from .scenario import Scenario
+from .scenario import PROGRAMS, Scenario
 from .test_faults_slurm import ends_as_undisturbed, nodes_of
 
 pytestmark = pytest.mark.chaos
 
 PAUSE = ("--pause", "0.5")
+BROKEN_AT_FIRST = f"""
+import os, runpy
+if os.environ["HPCACCEL_ATTEMPT"] == "1" and os.environ["SLURM_NODEID"] == "0":
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+runpy.run_path({str(PROGRAMS / "train.py")!r}, run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +86,34 @@ def test_node_and_a_spare_node_lost_at_once_are_replaced_by_the_other_spare_node
     assert run.lines("start")[-1]["nodes"] == [first, other], run.story
     assert {decision for _, decision in run.ends[:-1]} == {"restart"}, run.story
     assert {line["restart_count"] for line in run.lines("start")} == {0}, run.story
+
+
+def test_spare_node_replaces_that_of_rank_0_which_is_not_that_of_the_batch_step(
+    own: Cluster, run: Scenario, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Rank 0 has moved because the node of the batch step is excluded."""
+    program = run.folder / "broken.py"
+    program.write_text(BROKEN_AT_FIRST)
+    run.submit(
+        {
+            "entrypoint": {"script": str(program), "args": [*PAUSE, "--always"]},
+            "runtime": {"deterministic": True},
+            "checkpoint": {"every_steps": 3},
+            "resilience": {"spare_nodes": 2},
+        }
+    )
+    run.wait_for_step(5, attempt=2)
+    batch_host = run.job()["BatchHost"]
+    lost, kept = nodes_of(run, 2)
+    assert (nodes_of(run)[0], lost) == (batch_host, nodes_of(run)[1]), run.story
+    with taken_away(own, lost):
+        run.wait_for_word("hpcaccel: resumed at step", attempt=3)
+        (spare,) = {*own.nodes} - {batch_host, lost, kept}
+        assert nodes_of(run, 3) == [kept, spare], run.story
+    ends_as_undisturbed(run, tmp_path_factory)
+    assert run.ends == [("failed", "restart")] * 2 + [("completed", "end")], run.story
+    assert [line["error_class"] for line in run.lines("end")][:2] == ["gpu_error", "node_failure"], run.story
+    assert [line["restart_count"] for line in run.lines("start")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("nodes", [2, 1])
