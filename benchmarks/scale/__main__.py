@@ -118,22 +118,25 @@ def show_protocols(protocols: Protocols) -> None:
             f"{ranks:>8,}{protocols.commit_operations(ranks):>22,.0f}{fast:>14.3f} to {slow:8.3f} s"
             f"{index:>14.1f} MB{entries:>8,.0f}"
         )
+    print(f"\n{'ranks':>8}{'a new plan: bytes of a message':>34}{'time':>12}   ({TENSORS} tensors over all ranks)")
+    for ranks in SIZES:
+        message, seconds = protocols.plan(ranks)
+        print(f"{ranks:>8,}{message / 1e3:>31,.0f} kB{seconds:>10.2f} s")
     shown = " and ".join(f"{1e3 * each:g} ms" for each in OPERATION_SECONDS)
     print(f"(an operation on the shared file system: {shown}, assumed; the index: 16 tensors over all ranks)")
 
 
 def show_left_over(protocols: Protocols) -> None:
     """Print what still grows with the number of ranks."""
-    print(f"\nstill growing with the number of ranks; plan and index of {TENSORS} tensors split over all ranks")
+    print(f"\nstill growing with the number of ranks; index of {TENSORS} tensors split over all ranks")
     print(
-        f"{'ranks':>8}{'requests at the store':>32}{'a new plan at rank 0':>26}{'index':>12}"
+        f"{'ranks':>8}{'requests at the store':>32}{'index':>12}"
         f"{'at a rank of a load':>23}{'manifest':>12}{'entries':>9}"
     )
     for ranks in SIZES:
         one = protocols.left_over(ranks)
         print(
             f"{ranks:>8,}{one.store_requests:>20,} {one.store_seconds:9.3f} s"
-            f"{one.plan_bytes / 1e6:>11,.0f} MB {one.plan_seconds:9.1f} s"
             f"{one.index_bytes / 1e6:>9,.0f} MB{one.load_bytes / 1e6:>9.1f} MB {one.parse_seconds:8.2f} s"
             f"{one.manifest_bytes / 1e3:>9.1f} kB"
             f"{one.entries:>9,.0f}"

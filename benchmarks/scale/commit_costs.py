@@ -35,7 +35,7 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     from hpcaccel.checkpoint import commit as protocol
     from hpcaccel.checkpoint import save_reports
     from hpcaccel.checkpoint.rank_blocks import block_of
-    from hpcaccel.checkpoint.written_file import complete_index
+    from hpcaccel.checkpoint.written_file import index_of
     from hpcaccel.checkpoint_files import SavePaths
 
     paths = SavePaths(folder / "checkpoints", 1, "1")
@@ -49,7 +49,7 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     begun = time.perf_counter()
     written = save_reports.gather(paths.results, ranks, lambda: None)
     gathered = time.perf_counter()
-    index = complete_index(_index(ranks), written)
+    index = index_of(written)
     block, facts = block_of(0, ranks), {"version": 1, "step": 1}
     protocol.write_manifest(paths.temporary, index=index, files=written, facts=facts, block=block)
     protocol.publish(paths.temporary, paths.final)
@@ -75,7 +75,7 @@ def _read_by_a_rank(block: Any) -> list[str]:
 def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
     from hpcaccel.checkpoint import rank_blocks, save_reports
     from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, ShardFile
-    from hpcaccel.checkpoint.written_file import WrittenFile
+    from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile
 
     child = os.fork()
     if child:
@@ -89,32 +89,16 @@ def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
         file.write(memory, 0)
         file.finish(BLOCK_BYTES)
         length = BLOCK_BYTES // CHUNKS
-        written = WrittenFile.of(name, [0] * CHUNKS, [length] * CHUNKS)
+        size, at = [length * ranks], [rank * length]
+        chunks = [
+            PlannedChunk(f"models.0.layer.{number}.weight", "uint8", size, at, [length], length)
+            for number in range(CHUNKS)
+        ]
+        written = WrittenFile.of(name, [0] * CHUNKS, [length] * CHUNKS, chunks)
         save_reports.deliver(paths.results, written, block=rank_blocks.block_of(rank, ranks))
         code = 0
     finally:
         os._exit(code)
-
-
-def _index(ranks: int) -> bytes:
-    """An index of ``CHUNKS`` tensors, each split over all ranks."""
-    from hpcaccel.checkpoint.rank_blocks import stored_file
-    from hpcaccel.checkpoint.shard_files import BLOCK_BYTES
-
-    length = BLOCK_BYTES // CHUNKS
-    chunk = {"shape": [length], "length": length, "stored": length, "crc32": "00000000"}
-    tensors = {
-        f"models.0.layer.{number}.weight": {
-            "dtype": "uint8",
-            "shape": [length * ranks],
-            "chunks": [
-                {**chunk, "at": [rank * length], "file": stored_file(rank, ranks), "offset": number * length}
-                for rank in range(ranks)
-            ],
-        }
-        for number in range(CHUNKS)
-    }
-    return json.dumps({"version": 1, "tensors": tensors}, separators=(",", ":")).encode()
 
 
 def operations(ranks: int) -> dict[str, int]:

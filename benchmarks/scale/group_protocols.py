@@ -43,9 +43,7 @@ class LeftOver:
     """Costs that grow with the number of ranks and have not been redesigned.
 
     Args:
-        plan_bytes, plan_seconds: what rank 0 receives and computes for a new plan of ``TENSORS`` tensors, each of which
-            is split over all ranks.
-        index_bytes: of the index of these tensors, all parts together.
+        index_bytes: of the index of ``TENSORS`` tensors, each of which is split over all ranks, all parts together.
         load_bytes, parse_seconds: of the part of the index that a rank reads at a load, if its block has saved what it
             loads.
         entries: of the folders of the heartbeats, and of the logs of an attempt.
@@ -53,8 +51,6 @@ class LeftOver:
 
     store_requests: int
     store_seconds: float
-    plan_bytes: float
-    plan_seconds: float
     index_bytes: float
     load_bytes: float
     parse_seconds: float
@@ -172,6 +168,12 @@ class Protocols:
         """The same along one ring of all ranks: P - 1 messages in turn."""
         return (ranks - 1) * self.message_seconds
 
+    def plan(self, ranks: int) -> tuple[float, float]:
+        """Bytes of a message, and seconds at rank 0, of a new plan of ``TENSORS`` tensors."""
+        times = TENSORS / MEASURED_TENSORS
+        message, seconds = (self.terms[f"plan: {what}"].predict(ranks) for what in ("bytes of a message", "rank 0"))
+        return message * times, seconds * times + message * times * math.ceil(math.log2(ranks)) / BYTES_PER_SECOND
+
     def left_over(self, ranks: int) -> LeftOver:
         """What still grows with the number of ranks, see ``LeftOver``."""
 
@@ -182,8 +184,6 @@ class Protocols:
         return LeftOver(
             store_requests=self.rendezvous(ranks).requests,
             store_seconds=self.rendezvous(ranks).seconds,
-            plan_bytes=of_all_tensors("plan: bytes at rank 0"),
-            plan_seconds=of_all_tensors("plan: rank 0"),
             index_bytes=of_all_tensors("plan: bytes of the index"),
             load_bytes=of_all_tensors("plan: bytes of the index", of_a_part),
             parse_seconds=of_all_tensors("plan: parsing the index", of_a_part),

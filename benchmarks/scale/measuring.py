@@ -22,6 +22,8 @@ CONSTANTS = Path(__file__).with_name("constants.json")
 RANKS = (2, 4, 8, 16, 32, 64)
 BLOCKS = (128, 192, 256)
 """Numbers of ranks that form several blocks."""
+WORLDS = (2, 8, 64, 1024, 16384)
+"""Numbers of ranks for what one rank does alone."""
 TIME_FACTOR = 4.0
 """Allowed ratio of predicted and measured seconds. Two shared cores do the work of all ranks."""
 TURNS = 3
@@ -83,10 +85,11 @@ def measure(progress: Callable[[str], None], only: str = "") -> tuple[dict[str, 
     add("commit: gather", "s", "P", lambda p: saves(p)["gather_seconds"], critical=False, fitted=3)
     add("commit: publish", "s", "P", lambda p: saves(p)["publish_seconds"], critical=False, fitted=3)
     plans = cache(plan_costs.plan_costs)
-    add("plan: bytes at rank 0", "bytes", "P", lambda p: plans(p)["plan_bytes"])
-    add("plan: rank 0", "s", "P", lambda p: plans(p)["plan_seconds"], fitted=3)
-    add("plan: bytes of the index", "bytes", "P", lambda p: plans(p)["index_bytes"])
-    add("plan: parsing the index", "s", "P", lambda p: plans(p)["parse_seconds"], fitted=3)
+    add("plan: bytes of a message", "bytes", "constant", lambda p: plans(p)["message_bytes"], WORLDS)
+    add("plan: rank 0", "s", "log P", lambda p: plans(p)["seconds"], WORLDS, fitted=3)
+    indexes = cache(plan_costs.index_costs)
+    add("plan: bytes of the index", "bytes", "P", lambda p: indexes(p)["index_bytes"], critical=False)
+    add("plan: parsing the index", "s", "P", lambda p: indexes(p)["parse_seconds"], fitted=3)
     add("attempt: entries of a folder", "entries", "P", record_costs.attempt_entries, critical=False)
     add("attempt: reading all heartbeats", "s", "P", record_costs.heartbeat_seconds, (8, 16, 32, 64), critical=False)
     many = (500, 1000, 2000, 5000)

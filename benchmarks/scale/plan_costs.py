@@ -1,5 +1,9 @@
-"""Measurements of what a new plan and a large index cost: rank 0 plans the chunks of all ranks, and every rank parses
-the index at a load. The plans of all ranks are made in one process, and planned by torch's planner as in a save."""
+"""Measurements of what a new plan and a large index cost: each rank plans alone, and the ranks add up along a tree what
+they write together; every rank parses a part of the index at a load.
+
+The plan is that of one rank of a process group of torch's that sends nothing (``fake``), so that every number of ranks
+is real.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["TENSORS", "plan_costs"]
+from scale.forked_ranks import in_processes
+
+__all__ = ["TENSORS", "index_costs", "plan_costs"]
 
 TENSORS = 64
 """Tensors, each split over all ranks."""
@@ -17,52 +23,60 @@ ROWS, COLUMNS = 4, 1024
 
 
 def plan_costs(ranks: int) -> dict[str, float]:
-    """Bytes that rank 0 receives, seconds in which it plans, bytes of the index, and seconds in which a rank parses it.
+    """Bytes of the largest message of a new plan, and seconds in which rank 0 plans its part and adds up those of all.
 
     The fastest of ``TURNS`` turns.
     """
-    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    (found,) = in_processes(1, lambda rank: _plan_costs(ranks))
+    return dict(found)
 
-    from hpcaccel.checkpoint.dcp_storage import pieces_of
+
+def _plan_costs(ranks: int) -> dict[str, float]:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from hpcaccel.checkpoint.plan_dedup import Coverage, own_items
+    from hpcaccel.checkpoint.save_content import SaveContent
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (ranks,))
+    part = torch.zeros(ROWS, COLUMNS)
+    names = [f"models.0.layers.{number}.attention.weight" for number in range(TENSORS)]
+    content = SaveContent({name: DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for name in names})
+    others = (ranks - 1).bit_length()  # messages that rank 0 receives, one after the other
+
+    def planned() -> Coverage:
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(content.tensors, is_coordinator=True)
+        items = planner.create_local_plan().items
+        own = own_items(items, content, rank=0, ranks=ranks)
+        coverage = Coverage.of(items, own, content, ranks=ranks)
+        for _ in range(others):
+            coverage = coverage.joined(pickle.loads(pickle.dumps(coverage)))  # noqa: S301 (made here)
+        return coverage
+
+    coverage, seconds = _fastest(planned)
+    return {"message_bytes": len(pickle.dumps(coverage)), "seconds": seconds}
+
+
+def index_costs(ranks: int) -> dict[str, float]:
+    """Bytes of the index, and seconds in which a rank parses it. The fastest of ``TURNS`` turns."""
     from hpcaccel.checkpoint.manifest_writer import Index
     from hpcaccel.checkpoint.rank_blocks import stored_file
+    from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile, index_of
 
-    plans = [_plan(rank, ranks) for rank in range(ranks)]
-
-    def planned() -> tuple[list[Any], Any]:
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner({}, is_coordinator=True)
-        return planner.create_global_plan(plans)
-
-    (agreed, metadata), plan_seconds = _fastest(planned)
-    pieces = {}
-    for rank, plan in enumerate(agreed):
-        places = pieces_of(plan, stored_file(rank, ranks))
-        pieces.update({item.index: piece for item, piece in zip(plan.items, places, strict=True)})
-    text = Index(metadata, pieces).to_json()
+    size, length = [ROWS * ranks, COLUMNS], 4 * ROWS * COLUMNS
+    files = []
+    for rank in range(ranks):
+        names = (f"models.0.layers.{number}.attention.weight" for number in range(TENSORS))
+        chunks = [PlannedChunk(name, "float32", size, [rank * ROWS, 0], [ROWS, COLUMNS], length) for name in names]
+        files.append(WrittenFile.of(stored_file(rank, ranks), [0] * TENSORS, [length] * TENSORS, chunks))
+    text = index_of(files)
     _, parse_seconds = _fastest(lambda: Index.from_json(text))
-    return {
-        "plan_bytes": sum(len(pickle.dumps(plan)) for plan in plans),
-        "plan_seconds": plan_seconds,
-        "index_bytes": len(text),
-        "parse_seconds": parse_seconds,
-    }
-
-
-def _plan(rank: int, ranks: int) -> Any:
-    """The plan of a rank of FSDP2 that has a part of each tensor."""
-    import torch
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-
-    at = torch.Size((rank * ROWS, 0))
-    part, whole = torch.Size((ROWS, COLUMNS)), torch.Size((ROWS * ranks, COLUMNS))
-    items = []
-    for number in range(TENSORS):
-        data = TensorWriteData(ChunkStorageMetadata(at, part), TensorProperties(dtype=torch.float32), whole)
-        index = MetadataIndex(f"models.0.layers.{number}.attention.weight", at)
-        items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
-    return SavePlan(items)
+    return {"index_bytes": len(text), "parse_seconds": parse_seconds}
 
 
 def _fastest(call: Callable[[], Any]) -> tuple[Any, float]:

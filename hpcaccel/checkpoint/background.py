@@ -162,11 +162,11 @@ class BackgroundWriter:
             atexit.register(self._at_exit)
         return self._writer
 
-    def start(self, pending: PendingSave, order: dict[str, Any], index: bytes, *, problem: str | None = None) -> None:
+    def start(self, pending: PendingSave, order: dict[str, Any], chunks: bytes, *, problem: str | None = None) -> None:
         """Order the writer to write the snapshot in ``memory``. Errors are reported by ``progress``.
 
         Args:
-            index: the index without CRCs, for rank 0's writer; empty on the other ranks.
+            chunks: see ``AgreedPlan``.
             problem: why this rank has no snapshot; None if it has one. Without a snapshot nothing is sent, and the save
                 fails on all ranks.
         """
@@ -177,7 +177,7 @@ class BackgroundWriter:
         self._held_step = None
         if problem is None:
             try:
-                self._running_writer().send(order, index)
+                self._running_writer().send(order, chunks)
             except OSError as error:
                 self._problem = f"cannot send the save to the writer process: {error.strerror or error}"
 

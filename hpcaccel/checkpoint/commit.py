@@ -7,8 +7,8 @@ Every save has five phases, whether training waits for it or a process writes it
 2. **write** Each rank writes its tensors to one file in the temporary directory (``rank_00003.bin``) and fsyncs it.
    The files of many ranks lie in one folder per block of ranks (``rank_blocks``).
    A background save may link a file of the checkpoint before and write only what has changed (``unchanged_bytes``).
-3. **gather** Rank 0 collects the size and CRCs of each file: over the process group, or from the results folder, to
-   which each writer process writes a JSON file (``save_reports``).
+3. **gather** Rank 0 collects the size, CRCs and chunks of each file: over the process group, or from the results
+   folder, to which each writer process writes a JSON file (``save_reports``).
 4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file), or
    both in parts (``block_files``), fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename
    is the commit.

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +38,11 @@ from hpcaccel.checkpoint.rank_blocks import block_of, make_block_folder, stored_
 from hpcaccel.checkpoint.shard_files import crc32, why_not_written
 from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, SnapshotMemory, raw_bytes, stream
 from hpcaccel.checkpoint.stored_file import StoredFile
-from hpcaccel.checkpoint.written_file import WrittenFile
+from hpcaccel.checkpoint.tree import dtype_name
+from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile, index_of
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["ShardReader", "ShardWriter", "pieces_of", "raw_bytes", "stored_lengths", "tensor_of"]
+__all__ = ["ShardReader", "ShardWriter", "item_bytes", "planned_chunks", "raw_bytes", "stored_lengths", "tensor_of"]
 
 ALIGNMENT_BYTES = 64
 """The size of each chunk in a file is padded to a multiple of this."""
@@ -92,7 +92,7 @@ class ShardWriter(StorageWriter):
         """Write and fsync this rank's file. An ``OSError`` is raised as a ``CheckpointError``.
 
         Returns:
-            A completed future with the ``Piece`` of each chunk, then the ``WrittenFile``; empty if no chunks.
+            A completed future with the ``WrittenFile``; empty if no chunks.
         """
         try:
             results = self._write_file(plan, planner) if plan.items else []
@@ -110,10 +110,8 @@ class ShardWriter(StorageWriter):
         tensors = (raw_bytes(tensor_of(item, planner)) for item in plan.items)
         memory = self._memory or SnapshotMemory(min(sum(lengths), RING_BYTES))
         crcs = stream(memory, self._directory / name, zip(tensors, lengths, strict=True))
-        pieces = pieces_of(plan, name, crcs)
-        results = [WriteResult(item.index, piece.length, piece) for item, piece in zip(plan.items, pieces, strict=True)]
-        file = WrittenFile.of(name, crcs, lengths)
-        return [*results, WriteResult(MetadataIndex(name), file.bytes, file)]
+        file = WrittenFile.of(name, crcs, lengths, planned_chunks(plan))
+        return [WriteResult(MetadataIndex(name), file.bytes, file)]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write index and manifest; called on rank 0 after all files are written.
@@ -121,13 +119,10 @@ class ShardWriter(StorageWriter):
         Raises:
             CheckpointError: the chunks that the ranks wrote do not cover a tensor.
         """
-        flat = [result for of_rank in results for result in of_rank]
-        files = [result.storage_data for result in flat if isinstance(result.storage_data, WrittenFile)]
-        pieces = {result.index: result.storage_data for result in flat if isinstance(result.storage_data, Piece)}
-        index = Index(metadata, pieces).to_json()
+        files: list[WrittenFile] = [result.storage_data for of_rank in results for result in of_rank]
         facts = manifest_writer.describe(**self._facts)
         self.bytes = commit.write_manifest(
-            self._directory, index=index, files=files, facts=facts, block=self._first_block
+            self._directory, index=index_of(files), files=files, facts=facts, block=self._first_block
         )
 
     @classmethod
@@ -271,20 +266,27 @@ def tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 def stored_lengths(plan: SavePlan) -> list[int]:
     """Stored size in bytes of each chunk of a plan, including padding."""
-    return [length + -length % ALIGNMENT_BYTES for length in map(_length, plan.items)]
+    return [length + -length % ALIGNMENT_BYTES for length in map(item_bytes, plan.items)]
 
 
-def pieces_of(plan: SavePlan, file: str, crcs: Sequence[int] | None = None) -> list[Piece]:
-    """The location of each of the plan's chunks in the rank's ``file``; without ``crcs`` the CRCs are zero."""
-    lengths = stored_lengths(plan)
-    offsets = accumulate(lengths, initial=0)
+def planned_chunks(plan: SavePlan) -> list[PlannedChunk]:
+    """What the plan's items are, for the index. Objects that are not tensors, which ``tensor_of`` rejects, are left
+    out."""
     return [
-        Piece(file, offset, _length(item), stored, crc)
-        for item, offset, stored, crc in zip(plan.items, offsets, lengths, crcs or [0] * len(lengths), strict=False)
+        PlannedChunk(
+            item.index.fqn,
+            dtype_name(data.properties.dtype),
+            list(data.size),
+            list(data.chunk.offsets),
+            list(data.chunk.sizes),
+            item_bytes(item),
+        )
+        for item in plan.items
+        if (data := item.tensor_data) is not None
     ]
 
 
-def _length(item: WriteItem) -> int:
+def item_bytes(item: WriteItem) -> int:
     """Size in bytes of a chunk; 0 for an object that is not a tensor, which ``tensor_of`` rejects."""
     data = item.tensor_data
     return 0 if data is None else math.prod(data.chunk.sizes) * data.properties.dtype.itemsize

@@ -166,15 +166,13 @@ class CheckpointEngine:
     ) -> None:
         """Take the snapshot and send the order to the writer process."""
         order = save.order(plan, self._retention.rules)
-        index, problem = b"", None
+        problem = None
         try:
             assert self.background.memory is not None
             order["unchanged"] = save.snapshot(plan, planner, self.background.memory)
-            if self._ranks.is_first:
-                index = plan.index
         except Exception as error:  # the other ranks continue, and see the error when the save is settled
             problem = f"{type(error).__name__}: {error}"
-        self.background.start(pending, order, index, problem=problem)
+        self.background.start(pending, order, plan.chunks, problem=problem)
         pending.stall = time.monotonic() - pending.begun
 
     def _notify(self, save: PendingSave, *, ended: float, size: int, reports: dict[str, Any] | None = None) -> None:

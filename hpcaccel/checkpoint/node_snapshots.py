@@ -13,6 +13,7 @@ parts that a node lacks, and load it like a checkpoint: every byte that is read 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -29,7 +30,8 @@ from hpcaccel.checkpoint.dcp_storage import stored_lengths, tensor_of
 from hpcaccel.checkpoint.part_files import COPIES, PartFile, PartFiles
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.rank_blocks import stored_file
-from hpcaccel.checkpoint.save_plan import AgreedPlan, FirstRank, PlanCache, collect
+from hpcaccel.checkpoint.save_content import FirstRank, SaveContent, collect
+from hpcaccel.checkpoint.save_plan import AgreedPlan, PlanCache
 from hpcaccel.checkpoint.shard_files import crc32
 from hpcaccel.checkpoint.snapshot_memory import LARGEST_PART, SnapshotMemory
 from hpcaccel.checkpoint.snapshot_parts import SnapshotKey, SnapshotRecord
@@ -120,7 +122,7 @@ class NodeSnapshots:
         ranks = self._ranks
         first = ranks.first(what, lambda: FirstRank.of(state)) if ranks.world_size > 1 else None
 
-        def published_then_collected() -> dict[str, Any]:
+        def published_then_collected() -> SaveContent:
             self._wait()
             return collect(state, rank=ranks.rank, first=first)
 
@@ -158,16 +160,14 @@ class NodeSnapshots:
         """Copy this rank's part into its older file, and start the thread that publishes it."""
         file = self._ranks.run(what, lambda: self._free(plan.file_bytes))
         lengths = stored_lengths(plan.own)
-        head = None
         try:
-            if self._ranks.is_first:
-                head = {"facts": manifest_writer.describe(**facts), "index": plan.index.decode()}
+            described = manifest_writer.describe(**facts) if self._ranks.is_first else None
             file.memory.snapshot((tensor_of(item, planner) for item in plan.own.items), lengths)
         except Exception as error:  # the other ranks continue; the next snapshot raises the error on all of them
             self._problem = f"{type(error).__name__}: {error}"
             return
-        record = partial(SnapshotRecord, self._ranks.rank, self._ranks.world_size, head=head)
-        work = partial(self._publish, file, key, lengths, lambda written: record(written=written))
+        record = partial(SnapshotRecord, self._ranks.rank, self._ranks.world_size, facts=described)
+        work = partial(self._publish, file, key, lengths, plan.chunks, lambda written: record(written=written))
         self._publisher = threading.Thread(target=work, name="snapshot-publisher", daemon=True)
         self._publisher.start()
 
@@ -213,7 +213,12 @@ class NodeSnapshots:
     # -- publishing
 
     def _publish(
-        self, file: PartFile, key: SnapshotKey, lengths: list[int], record: Callable[[WrittenFile], SnapshotRecord]
+        self,
+        file: PartFile,
+        key: SnapshotKey,
+        lengths: list[int],
+        chunks: bytes,
+        record: Callable[[WrittenFile], SnapshotRecord],
     ) -> None:
         begun = time.thread_time()
         try:
@@ -222,7 +227,7 @@ class NodeSnapshots:
                 crcs.append(crc32(file.memory.view[offset : offset + length]))
                 offset += length
             name = stored_file(self._ranks.rank, self._ranks.world_size)
-            made = record(WrittenFile.of(name, crcs, lengths))
+            made = record(WrittenFile.of(name, crcs, lengths, json.loads(chunks)))
             self._files.publish(file, key, made)
             if self._replicas is not None:
                 self._send(key, made, file.memory.view[:offset])

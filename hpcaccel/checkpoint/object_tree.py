@@ -1,4 +1,4 @@
-"""Gather and scatter of Python objects along a binomial tree of ranks, on a gloo group.
+"""Gather, fold and scatter of Python objects along a binomial tree of ranks, on a gloo group.
 
 torch's ``gather_object`` first passes the sizes through all ranks one after the other, pads every object to the size of
 the largest one, and lets rank 0 receive from each rank. Here rank 0 receives ``log2(ranks)`` messages, each of which
@@ -10,12 +10,13 @@ children are r + 1, r + 2, r + 4 … below its lowest set bit.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["gather", "scatter"]
+__all__ = ["fold", "gather", "scatter"]
 
 T = TypeVar("T")
 
@@ -46,6 +47,24 @@ def gather(values: dict[int, T], group: dist.ProcessGroup | None) -> dict[int, T
             for offset in range(count)
         }
     _send(runs, _parent(rank), group)
+    return None
+
+
+def fold(value: T, combine: Callable[[T, T], T], group: dist.ProcessGroup | None) -> T | None:
+    """Combine the values of all ranks of ``group``, in the order of the ranks, two at a time on their way. Collective.
+
+    Args:
+        combine: must not raise.
+
+    Returns:
+        On the group's rank 0 the combined value, on the other ranks None.
+    """
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    for child in _children(rank, ranks):
+        value = combine(value, _receive(child, group))
+    if rank == 0:
+        return value
+    _send(value, _parent(rank), group)
     return None
 
 

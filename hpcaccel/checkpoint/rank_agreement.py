@@ -107,6 +107,34 @@ class CheckpointRanks:
             raise self._error(what, problems)
         return cast(R, merged)
 
+    def fold(self, what: str, work: Callable[[], T], combine: Callable[[T, T], T], conclude: Callable[[T], R]) -> R:
+        """Like ``reduce``, but values are combined two at a time on their way to rank 0, so that no message grows with
+        the number of ranks. ``conclude`` gets the combination of all.
+
+        Args:
+            combine: must not raise.
+        """
+
+        def joined(one: Outcome[T], other: Outcome[T]) -> Outcome[T]:
+            problems = {**one[1], **other[1]}
+            return (None if problems else combine(cast(T, one[0]), cast(T, other[0]))), problems
+
+        value, problem = _attempt(work)
+        outcome: Outcome[T] | None = (value, {} if problem is None else {self.rank: problem})
+        if self.world_size > 1:
+            outcome = object_tree.fold(cast(Any, outcome), joined, self._group)
+        concluded: R | None = None
+        problems: dict[int, Problem] = {}
+        if outcome is not None:
+            combined, problems = outcome
+            if not problems:
+                concluded, problem = _attempt(lambda: conclude(cast(T, combined)))
+                problems = {} if problem is None else {0: problem}
+        concluded, problems = self.broadcast((concluded, problems))
+        if problems:
+            raise self._error(what, problems)
+        return cast(R, concluded)
+
     def reduce_scatter(self, what: str, work: Callable[[], T], merge: Callable[[list[T]], Sequence[R]]) -> R:
         """Like ``reduce``, but rank ``i`` gets item ``i`` of the list that ``merge`` returns."""
         merged, problems = self._merged(work, merge)
@@ -159,6 +187,8 @@ class CheckpointRanks:
 
 Problem = tuple[str, str, bool]
 """A rank's error: message, host name, and whether the error is ``Damaged``."""
+Outcome = tuple[T | None, dict[int, Problem]]
+"""The combined value of some ranks, or their errors by rank."""
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, Problem | None]:

@@ -1,195 +1,41 @@
-"""A save's contents as tensors by key, and the plan that assigns the chunks of these tensors to ranks.
+"""The plan of a save: which chunks each rank writes.
 
-Values that are not tensors are packed into one JSON tree (see ``tree``), which is stored as a byte tensor under the key
-``tree``; the tree of rank 3's own values is stored under ``tree.rank.3``.
+Each rank deduplicates its own plan (``plan_dedup``), and the ranks check together that nothing is missing or written
+twice. Only if something is does rank 0 plan for all, as in ``torch.distributed.checkpoint.save``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-import torch
-from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.tensor import DTensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from hpcaccel.checkpoint.dcp_storage import pieces_of, raw_bytes, stored_lengths
-from hpcaccel.checkpoint.manifest_writer import Index, Piece
-from hpcaccel.checkpoint.optimizer_state import pack_optimizer
+from hpcaccel.checkpoint.dcp_storage import planned_chunks, stored_lengths
+from hpcaccel.checkpoint.plan_dedup import Coverage, own_items
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
-from hpcaccel.checkpoint.rank_blocks import stored_file
-from hpcaccel.checkpoint.training_state import (
-    SHARED_TREE,
-    TrainingState,
-    buffers_of,
-    parameter_names,
-    public_name,
-    rank_tree,
-)
-from hpcaccel.checkpoint.tree import PackedTree, pack, tensor_nodes
+from hpcaccel.checkpoint.save_content import SaveContent
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["AgreedPlan", "FirstRank", "PlanCache", "collect"]
-
-
-# -- tensors by key
-
-
-@dataclass(frozen=True)
-class FirstRank:
-    """Rank 0's parameters and buffers, which ``collect`` compares with those of the other ranks.
-
-    Args:
-        parameters: name, shape and dtype of each parameter, as text. They must be equal on all ranks.
-        buffers: the digest of each unsharded buffer, by key. Buffers may differ between ranks.
-    """
-
-    parameters: frozenset[str]
-    buffers: dict[str, str]
-
-    @classmethod
-    def of(cls, state: TrainingState) -> FirstRank:
-        digests = {key: _digest(tensor) for key, tensor in buffers_of(state).items()}
-        return cls(_described(parameter_names(state.models)), digests)
-
-
-def collect(state: TrainingState, *, rank: int, first: FirstRank | None) -> dict[str, torch.Tensor]:
-    """This rank's tensors by key, not copied.
-
-    Every rank returns its own values (``state.per_rank``) as well as parameters, optimizer states and sharded tensors,
-    so that the planner can distribute the writing. Only rank 0 returns the other values. Buffers that differ from rank
-    0's (such as batch norm's running statistics) are saved for this rank too.
-
-    Args:
-        first: rank 0's parameters and buffers; None if there is only one rank.
-
-    Raises:
-        CheckpointError: a value cannot be saved, or this rank's parameters differ from rank 0's.
-    """
-    shared = _Collected(is_first=rank == 0)
-    # Models come first: state_dict() makes FSDP2 register the sharded parameters.
-    models = [
-        None if position in state.without else _pack_model(model, f"models.{position}", shared)
-        for position, model in enumerate(state.models)
-    ]
-    names = parameter_names(state.models)
-    if first is not None and (other := first.parameters.symmetric_difference(_described(names))):
-        raise CheckpointError(
-            f"this rank and rank 0 have different parameters, for example {min(other)}: "
-            "models split by layers (pipeline parallelism) cannot be saved yet"
-        )
-    optimizers = []
-    for position, optimizer in enumerate(state.optimizers):
-        packed, from_all = pack_optimizer(optimizer, names, f"optimizers.{position}")
-        optimizers.append(shared.add(packed, from_all))
-    tree = {
-        "models": models,
-        "optimizers": optimizers,
-        "schedulers": [
-            shared.add(pack(scheduler.state_dict(), f"schedulers.{position}"))
-            for position, scheduler in enumerate(state.schedulers)
-        ],
-        "scaler": None if state.scaler is None else shared.add(pack(state.scaler.state_dict(), "scaler")),
-        "objects": {
-            name: shared.add(pack(item.state_dict(), f"objects.{name}")) for name, item in state.objects.items()
-        },
-    }
-    tensors = {**shared.tensors, **_own_tensors(state, rank, first)}
-    if rank == 0:
-        tensors[SHARED_TREE] = _to_bytes(tree)
-    return tensors
-
-
-def _own_tensors(state: TrainingState, rank: int, first: FirstRank | None) -> dict[str, torch.Tensor]:
-    """This rank's own values by key: their tree, and the tensors that it refers to."""
-    own = pack(state.per_rank, f"rank.{rank}")
-    tensors = dict(own.tensors)
-    buffers: dict[str, Any] = {}
-    for key, tensor in buffers_of(state).items():
-        if first is not None and first.buffers.get(key) != _digest(tensor):
-            packed = pack(tensor, f"rank.{rank}.{key}")
-            buffers[key] = packed.tree
-            tensors.update(packed.tensors)
-    tensors[rank_tree(rank)] = _to_bytes({"state": own.tree, "buffers": buffers})
-    return tensors
-
-
-class _Collected:
-    """The tensors that this rank may write."""
-
-    def __init__(self, *, is_first: bool) -> None:
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._is_first = is_first
-
-    def add(self, packed: PackedTree, from_all: set[str] | frozenset[str] = frozenset()) -> Any:
-        """Add the tensors of ``packed`` that this rank may write, and return its tree with sharded tensors marked."""
-        for key, tensor in packed.tensors.items():
-            if isinstance(tensor, DTensor):
-                _refuse_partial(tensor, key)
-            if self._is_first or key in from_all or isinstance(tensor, DTensor):
-                self.tensors[key] = tensor
-        for node in tensor_nodes(packed.tree):
-            if isinstance(packed.tensors.get(node["key"]), DTensor):
-                node["sharded"] = True
-        return packed.tree
-
-
-def _pack_model(model: nn.Module, path: str, shared: _Collected) -> dict[str, Any]:
-    """Pack a model's entries by public name. A tensor with several names is stored under the first."""
-    tree: dict[str, Any] = {}
-    stored: dict[int, Any] = {}
-    for key, value in model.state_dict(keep_vars=True).items():
-        name = public_name(model, key)
-        if id(value) in stored and isinstance(value, torch.Tensor):
-            tree[name] = stored[id(value)]
-            continue
-        packed = pack(value, f"{path}.{name}")
-        from_all = set(packed.tensors) if isinstance(value, nn.Parameter) else set()
-        tree[name] = stored[id(value)] = shared.add(packed, from_all)
-    return tree
-
-
-def _described(names: dict[nn.Parameter, str]) -> frozenset[str]:
-    return frozenset(f"{name} {tuple(item.shape)} {item.dtype}" for item, name in names.items())
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.blake2b(raw_bytes(tensor), digest_size=16).hexdigest()
-
-
-def _refuse_partial(tensor: DTensor, key: str) -> None:
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise CheckpointError(f"{key} is a partial DTensor {tensor.placements}: reduce it before saving")
-
-
-def _to_bytes(tree: Any) -> torch.Tensor:
-    text = json.dumps(tree, separators=(",", ":")).encode()
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-# -- the plan
+__all__ = ["AgreedPlan", "PlanCache"]
 
 
 @dataclass(frozen=True)
 class AgreedPlan:
-    """Assignment of chunks to ranks, agreed on by all ranks.
+    """A rank's part of a plan on which all ranks have agreed.
 
     Args:
-        own: this rank's part.
-        metadata: shapes and chunks of all tensors; on rank 0 only.
-        pieces: the location of every chunk of all ranks, with zeros as CRCs; on rank 0 only.
+        own: the chunks that this rank writes.
+        files: number of ranks that write any; on rank 0 only.
     """
 
     own: SavePlan
-    metadata: Metadata
-    pieces: dict[MetadataIndex, Piece]
+    files: int
 
     @property
     def file_bytes(self) -> int:
@@ -197,13 +43,9 @@ class AgreedPlan:
         return sum(stored_lengths(self.own))
 
     @cached_property
-    def index(self) -> bytes:
-        """The checkpoint's index with every CRC zero; on rank 0 only.
-
-        Raises:
-            CheckpointError: the chunks do not cover a tensor.
-        """
-        return Index(self.metadata, self.pieces).to_json()
+    def chunks(self) -> bytes:
+        """JSON of the list of this rank's ``PlannedChunk``."""
+        return json.dumps(planned_chunks(self.own), separators=(",", ":")).encode()
 
 
 class PlanCache:
@@ -219,15 +61,14 @@ class PlanCache:
         ranks: CheckpointRanks,
         *,
         what: str,
-        collect: Callable[[], dict[str, torch.Tensor]],
+        collect: Callable[[], SaveContent],
         begin: Callable[[], None],
     ) -> tuple[AgreedPlan, DefaultSavePlanner]:
-        """Agree on a plan: the cached one if all of its parts are unchanged, else a new one, made by the same sequence
-        of calls as in ``torch.distributed.checkpoint.save``.
+        """Agree on a plan: the cached one if all of its parts are unchanged, else a new one.
 
         Args:
             what: the beginning of error messages.
-            collect: returns this rank's tensors by key. A tensor that several ranks return is written once.
+            collect: returns what this rank may write. A tensor that several ranks have is written once.
             begin: called on rank 0 after all ranks have planned, before any rank writes.
 
         Returns:
@@ -237,11 +78,13 @@ class PlanCache:
             CheckpointError: on all ranks, if anything failed on any of them.
         """
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        content = SaveContent({})
         local: SavePlan | None = None
 
         def plan_local() -> bool:
-            nonlocal local
-            planner.set_up_planner(collect(), is_coordinator=ranks.is_first)
+            nonlocal content, local
+            content = collect()
+            planner.set_up_planner(content.tensors, is_coordinator=ranks.is_first)
             local = planner.create_local_plan()
             return self._agreed is not None and local == self._local
 
@@ -252,26 +95,64 @@ class PlanCache:
 
         if not ranks.reduce(what, plan_local, begin_if_unchanged):
             assert local is not None
-            self._agreed = _plan_globally(ranks, planner, what, local, begin)
+            self._agreed = _new_plan(ranks, planner, what, local, content, begin)
             self._local = local
         assert self._agreed is not None
         return self._agreed, planner
 
 
+def _new_plan(
+    ranks: CheckpointRanks,
+    planner: DefaultSavePlanner,
+    what: str,
+    local: SavePlan,
+    content: SaveContent,
+    begin: Callable[[], None],
+) -> AgreedPlan:
+    own: list[WriteItem] = []
+
+    def deduplicated() -> Coverage:
+        nonlocal own
+        own = own_items(local.items, content, rank=ranks.rank, ranks=ranks.world_size)
+        return Coverage.of(local.items, own, content, ranks=ranks.world_size)
+
+    def begin_if_complete(coverage: Coverage) -> int | None:
+        if not coverage.is_complete:
+            return None
+        begin()
+        return coverage.files
+
+    files = ranks.fold(what, deduplicated, Coverage.joined, begin_if_complete)
+    if files is None:
+        return _plan_globally(ranks, planner, what, local, begin)
+    return AgreedPlan(planner.finish_plan(SavePlan(own)), files)
+
+
 def _plan_globally(
     ranks: CheckpointRanks, planner: DefaultSavePlanner, what: str, local: SavePlan, begin: Callable[[], None]
 ) -> AgreedPlan:
-    metadata = Metadata({})
-    pieces: dict[MetadataIndex, Piece] = {}
+    """Deduplicate the plans of all ranks on rank 0."""
+    files = 0
 
     def plan_global(plans: list[SavePlan]) -> list[SavePlan]:
-        nonlocal metadata
+        nonlocal files
         plans, metadata = planner.create_global_plan(plans)
-        for rank, plan in enumerate(plans):
-            places = pieces_of(plan, stored_file(rank, ranks.world_size))
-            pieces.update({item.index: piece for item, piece in zip(plan.items, places, strict=True)})
+        _check_coverage(metadata)
+        files = sum(bool(plan.items) for plan in plans)
         begin()
         return plans
 
     plan = ranks.reduce_scatter(what, lambda: local, plan_global)
-    return AgreedPlan(planner.finish_plan(plan), metadata, pieces)
+    return AgreedPlan(planner.finish_plan(plan), files)
+
+
+def _check_coverage(metadata: Metadata) -> None:
+    """Raises: CheckpointError: the chunks of all ranks do not cover a tensor."""
+    for key, tensor in metadata.state_dict_metadata.items():
+        assert isinstance(tensor, TensorStorageMetadata)
+        covered, wanted = sum(math.prod(chunk.sizes) for chunk in tensor.chunks), math.prod(tensor.size)
+        if covered != wanted:
+            raise CheckpointError(
+                f"{key} has {wanted} elements, but the chunks of all ranks together have {covered}. Check that all "
+                "ranks build the same model"
+            )

@@ -14,7 +14,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from hpcaccel.checkpoint.rank_blocks import Block
@@ -41,7 +40,7 @@ def deliver(results: Path, written: WrittenFile, *, block: Block | None) -> None
         block: the block of the rank; None if the save has only one.
     """
     # Only the writers of this save read the report: it must appear atomically, but need not survive a power failure.
-    text = json.dumps(asdict(written), separators=(",", ":"))
+    text = json.dumps(vars(written), separators=(",", ":"))
     folder = results if block is None else results / block.name
     if block is not None:
         folder.mkdir(mode=DIRECTORY_MODE, exist_ok=True)

@@ -11,7 +11,7 @@ from shutil import rmtree
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
 from hpcaccel import checkpoint_files
@@ -21,7 +21,8 @@ from hpcaccel.checkpoint.dcp_storage import ShardWriter, stored_lengths, tensor_
 from hpcaccel.checkpoint.loading import quarantine, set_aside
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.rank_blocks import block_of, stored_file
-from hpcaccel.checkpoint.save_plan import AgreedPlan, FirstRank, PlanCache, collect
+from hpcaccel.checkpoint.save_content import FirstRank, collect
+from hpcaccel.checkpoint.save_plan import AgreedPlan, PlanCache
 from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
 from hpcaccel.checkpoint.training_state import TrainingState
 from hpcaccel.checkpoint.written_file import WrittenFile
@@ -203,8 +204,10 @@ class SaveOperation:
         writer = ShardWriter(self.paths.temporary, rank=rank, ranks=ranks, facts=facts, memory=memory)
 
         def gathered(results: list[list[WriteResult]]) -> None:
+            if (count := sum(map(len, results))) != plan.files:
+                raise CheckpointError(f"{count} of {plan.files} files were written")
             attached = [WriteResult(MetadataIndex(file.file), file.bytes, file) for file in self._attached]
-            writer.finish(plan.metadata, [*results, attached])
+            writer.finish(Metadata({}), [*results, attached])
             rmtree(self.paths.results, ignore_errors=True)
             if self._has_extra:
                 commit.adopt(self.paths.extra, self.paths.temporary)
@@ -231,9 +234,8 @@ class SaveOperation:
             "lengths": stored_lengths(plan.own),
         }
         if self._ranks.is_first:
-            files = {piece.file for piece in plan.pieces.values()}
             facts = manifest_writer.describe(**self._facts)
-            order |= {"files": len(files), "facts": facts, "retention": retention}
+            order |= {"files": plan.files, "facts": facts, "retention": retention}
         return order
 
     @property

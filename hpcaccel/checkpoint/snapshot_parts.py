@@ -1,8 +1,8 @@
 """The parts of a snapshot in shared memory: one file and one record for each rank. Does not import torch.
 
 ``<folder>/step_00000120.2.7/`` is snapshot number 7 of attempt 2, taken after step 120. ``rank_00003.bin`` has the same
-content as in a checkpoint of this step. ``rank_00003.json`` is written when the file is complete: size and CRCs of the
-file, and on rank 0 also the index and the manifest's facts. The record contains its own CRC. So a part counts if, and
+content as in a checkpoint of this step. ``rank_00003.json`` is written when the file is complete: size, CRCs and
+chunks of the file, and on rank 0 also the manifest's facts. The record contains its own CRC. So a part counts if, and
 only if, its record is intact and its file has the recorded size; the CRCs of its bytes are verified as they are read.
 """
 
@@ -16,13 +16,13 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint.shard_files import copy_bytes, rank_file
-from hpcaccel.checkpoint.written_file import WrittenFile, complete_index
+from hpcaccel.checkpoint.written_file import WrittenFile, index_of
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core.durable_files import atomic_write
 from hpcaccel.errors import Damaged
@@ -69,16 +69,16 @@ class SnapshotRecord:
     """The record of a part.
 
     Args:
-        head: ``facts`` (see ``commit.write_manifest``) and ``index`` (with zeros as CRCs); None except on rank 0.
+        facts: see ``commit.write_manifest``; None except on rank 0.
     """
 
     rank: int
     world_size: int
     written: WrittenFile
-    head: dict[str, Any] | None = None
+    facts: dict[str, Any] | None = None
 
     def to_bytes(self) -> bytes:
-        return manifest.seal(asdict(self))
+        return manifest.seal({**vars(self), "written": vars(self.written)})
 
     @classmethod
     def from_bytes(cls, text: bytes, where: Path) -> SnapshotRecord:
@@ -213,13 +213,13 @@ def manifest_of(records: list[SnapshotRecord]) -> tuple[dict[str, Any], bytes]:
         records: those of all ranks.
 
     Raises:
-        Damaged: rank 0's record has no index.
+        Damaged: rank 0's record has no facts.
+        CheckpointError: the parts do not cover a tensor.
     """
-    head = next((record.head for record in records if record.head is not None), None)
-    if head is None:
-        raise Damaged("rank 0's record has no index")
-    index = complete_index(head["index"].encode(), [record.written for record in records])
-    return dict(head["facts"]), index
+    facts = next((record.facts for record in records if record.facts is not None), None)
+    if facts is None:
+        raise Damaged("rank 0's record has no facts")
+    return dict(facts), index_of(record.written for record in sorted(records, key=lambda record: record.rank))
 
 
 def remove_except(folder: Path, wanted: Callable[[Path], bool]) -> None:

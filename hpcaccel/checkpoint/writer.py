@@ -5,8 +5,8 @@ rank's snapshots. ``WriterProcess`` is the rank's handle; ``main`` runs in the p
 torch, so it starts fast and uses little memory, and it does not hold the GIL of the training process.
 
 - Orders, on standard input: a line of JSON (see ``SaveOperation.order`` and ``BackgroundWriter.start``) that also
-  contains ``index_bytes``, then ``index_bytes`` bytes of index. The line ``{"hurry": true}`` ends the slow pace of the
-  save in progress.
+  contains ``chunks_bytes``, then so many bytes: JSON of the file's ``PlannedChunk`` list. The line ``{"hurry": true}``
+  ends the slow pace of the save in progress.
 - Reports, on standard output, one line of JSON each: ``written`` when this rank's file is on the disk, ``committed``
   (from rank 0's writer) after the commit and the deletion of old checkpoints, ``failed`` with the reason.
 
@@ -29,6 +29,7 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
@@ -37,7 +38,7 @@ from typing import IO, Any
 from hpcaccel.checkpoint import commit, save_reports
 from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.rank_file_writer import RankFileWriter
-from hpcaccel.checkpoint.written_file import complete_index
+from hpcaccel.checkpoint.written_file import index_of
 from hpcaccel.checkpoint_files import SavePaths
 from hpcaccel.core.durable_files import LineSplitter, json_line, write_all
 
@@ -100,10 +101,10 @@ class WriterProcess:
     def is_dead(self) -> bool:
         return self._process.poll() is not None
 
-    def send(self, order: dict[str, Any], index: bytes) -> None:
+    def send(self, order: dict[str, Any], chunks: bytes) -> None:
         """Send an order; see the module's docstring."""
         self.reports.clear()
-        write_all(self._input.fileno(), json_line({**order, "index_bytes": len(index)}) + index)
+        write_all(self._input.fileno(), json_line({**order, "chunks_bytes": len(chunks)}) + chunks)
 
     def hurry(self) -> None:
         """Let the save in progress continue at full speed."""
@@ -195,21 +196,21 @@ def _receive_orders(
             return
         received += piece
         while (split := _split_order(received)) is not None:
-            order, index, received = split
+            order, chunks, received = split
             if "hurry" in order:
                 hurry.set()
             else:
                 hurry.clear()  # it was for the save before
-                orders.put((order, index))
+                orders.put((order, chunks))
 
 
 def _split_order(received: bytes) -> tuple[dict[str, Any], bytes, bytes] | None:
-    """Split ``received`` into the first order, its index and the remaining bytes; None if the order is incomplete."""
+    """Split ``received`` into the first order, its chunks and the remaining bytes; None if the order is incomplete."""
     line, newline, rest = received.partition(b"\n")
     if not newline:
         return None
     order: dict[str, Any] = json.loads(line)
-    size = order.get("index_bytes", 0)
+    size = order.get("chunks_bytes", 0)
     return None if len(rest) < size else (order, rest[:size], rest[size:])
 
 
@@ -217,22 +218,22 @@ def _execute_orders(
     orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], files: RankFileWriter, parent: int
 ) -> None:
     while True:
-        order, index = orders.get()
+        order, chunks = orders.get()
         try:
             paths = SavePaths(Path(order["directory"]), order["step"], order["attempt"])
             waited = 0.0
             if order["lengths"]:
-                written = files.write(order, paths)
+                written = replace(files.write(order, paths), chunks=json.loads(chunks))
                 waited = files.waited
                 save_reports.deliver(paths.results, written, block=_block(order))
             _report({"written": True, "waited": waited})
-            if index:
-                _commit(order, paths, index, parent)
+            if "files" in order:
+                _commit(order, paths, parent)
         except BaseException as error:  # report any error to the rank
             _report({"failed": _error_text(error)})
 
 
-def _commit(order: dict[str, Any], paths: SavePaths, index: bytes, parent: int) -> None:
+def _commit(order: dict[str, Any], paths: SavePaths, parent: int) -> None:
     """Gather, publish and retire; see ``commit``."""
 
     def exit_without_rank() -> None:
@@ -241,9 +242,8 @@ def _commit(order: dict[str, Any], paths: SavePaths, index: bytes, parent: int) 
 
     files = save_reports.gather(paths.results, order["files"], exit_without_rank)
     exit_without_rank()
-    complete = complete_index(index, files)
     size = commit.write_manifest(
-        paths.temporary, index=complete, files=files, facts=order["facts"], block=_block(order)
+        paths.temporary, index=index_of(files), files=files, facts=order["facts"], block=_block(order)
     )
     commit.publish(paths.temporary, paths.final)
     rmtree(paths.results, ignore_errors=True)  # if this fails, the next save removes the folder

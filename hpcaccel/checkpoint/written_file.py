@@ -1,16 +1,38 @@
-"""What a rank's writer reports of its file: size, CRCs, and where each chunk lies. Does not import torch."""
+"""What a rank's writer reports of its file: size, CRCs, and where each chunk lies; the index of all files. Does not
+import torch."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcaccel.checkpoint_files import manifest
+from hpcaccel.errors import CheckpointError
 
-__all__ = ["WrittenFile", "complete_index"]
+__all__ = ["PlannedChunk", "WrittenFile", "index_of"]
+
+
+class PlannedChunk(NamedTuple):
+    """A chunk of a tensor in a rank's file. Its JSON is a list.
+
+    Args:
+        key: the tensor's.
+        dtype: the tensor's; also ``size``, its shape.
+        at: where in the tensor the chunk begins.
+        shape: the chunk's.
+        length: size in bytes, without padding.
+    """
+
+    key: str
+    dtype: str
+    size: Sequence[int]
+    at: Sequence[int]
+    shape: Sequence[int]
+    length: int
 
 
 @dataclass(frozen=True)
@@ -21,6 +43,7 @@ class WrittenFile:
         offsets: where each piece lies in its file; None if they lie one behind the other.
         base: name, size and CRC32 of a file that an earlier checkpoint shares, and the numbers of the pieces in it;
             None if all pieces are in ``file``.
+        chunks: what each piece is, see ``PlannedChunk``; empty for a file without tensors.
     """
 
     file: str
@@ -30,10 +53,12 @@ class WrittenFile:
     lengths: list[int]
     offsets: list[int] | None = None
     base: dict[str, Any] | None = None
+    chunks: list[Any] = field(default_factory=list)
 
     @classmethod
-    def of(cls, file: str, pieces: list[int], lengths: list[int]) -> WrittenFile:
-        return cls(file, sum(lengths), manifest.combined_crc(zip(pieces, lengths, strict=True)), pieces, lengths)
+    def of(cls, file: str, pieces: list[int], lengths: list[int], chunks: Sequence[Any] = ()) -> WrittenFile:
+        crc = manifest.combined_crc(zip(pieces, lengths, strict=True))
+        return cls(file, sum(lengths), crc, pieces, lengths, chunks=list(chunks))
 
     @property
     def linked_bytes(self) -> int:
@@ -55,26 +80,24 @@ class WrittenFile:
         return found
 
 
-def complete_index(index: bytes, files: Iterable[WrittenFile]) -> bytes:
-    """Set CRC and place of every chunk in an index that was created before the files were written: with zeros as CRCs,
-    and with the chunks of a rank one behind the other in its file."""
-    found: dict[tuple[str, int], tuple[str, int, int]] = {}
-    rearranged = set()
+def index_of(files: Iterable[WrittenFile]) -> bytes:
+    """The content of ``index.json``: dtype and shape of each tensor, and its chunks with places and CRCs.
+
+    Raises:
+        CheckpointError: the chunks do not cover a tensor.
+    """
+    tensors: dict[str, Any] = {}
     for written in files:
-        if written.offsets is not None:
-            rearranged.add(written.file)
-        planned = 0
-        for crc, length, place in zip(written.pieces, written.lengths, written.places(), strict=True):
-            if length:  # an empty chunk has the same offset as the next one, and no bytes to check
-                found[written.file, planned] = (*place, crc)
-            planned += length
-    content = json.loads(index)
-    for tensor in content["tensors"].values():
-        for chunk in tensor["chunks"]:
-            file, offset, crc = chunk["file"], chunk["offset"], 0
-            if chunk["stored"]:
-                file, offset, crc = found[file, offset]
-            elif file in rearranged:
-                offset = 0
-            chunk |= {"file": file, "offset": offset, "crc32": f"{crc:08x}"}
-    return json.dumps(content, separators=(",", ":")).encode()
+        if not written.chunks:
+            continue
+        rows = zip(written.chunks, written.lengths, written.pieces, written.places(), strict=True)
+        for values, stored, crc, (file, offset) in rows:
+            chunk = PlannedChunk._make(values)
+            tensor = tensors.setdefault(chunk.key, {"dtype": chunk.dtype, "shape": chunk.size, "chunks": []})
+            place = {"file": file, "offset": offset, "length": chunk.length, "stored": stored, "crc32": f"{crc:08x}"}
+            tensor["chunks"].append({"at": chunk.at, "shape": chunk.shape, **place})
+    for key, tensor in tensors.items():
+        covered = sum(math.prod(chunk["shape"]) for chunk in tensor["chunks"])
+        if covered != math.prod(tensor["shape"]):
+            raise CheckpointError(f"{covered} of the {math.prod(tensor['shape'])} elements of {key} were written")
+    return json.dumps({"version": manifest.VERSION, "tensors": tensors}, separators=(",", ":")).encode()

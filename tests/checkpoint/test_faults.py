@@ -187,12 +187,22 @@ def test_directory_that_cannot_be_created_is_an_error(tmp_path):
         CheckpointEngine(tmp_path / "checkpoints").save(TrainingState(), step=1)
 
 
-def test_save_fails_if_a_tensor_chunk_was_not_written(tmp_path, monkeypatch):
-    write = dcp_storage.ShardWriter._write_file
-    monkeypatch.setattr(dcp_storage.ShardWriter, "_write_file", lambda *args: write(*args)[1:])
-    training = Training("plain")
-    with pytest.raises(CheckpointError, match=r"chunk of models\.0\.embed\.weight at \[0, 0\] was not written"):
-        CheckpointEngine(tmp_path).save(training.state(), step=1)
+def test_save_fails_if_a_file_was_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(dcp_storage.ShardWriter, "_write_file", lambda *args: [])
+    with pytest.raises(CheckpointError, match="0 of 1 files were written"):
+        CheckpointEngine(tmp_path).save(Training("plain").state(), step=1)
+    assert contents(tmp_path) == []
+
+
+def test_save_fails_if_a_part_of_a_tensor_was_not_written(tmp_path, monkeypatch):
+    def smaller(plan):
+        first, *others = planned(plan)
+        return [first._replace(shape=[1, *first.shape[1:]]), *others]
+
+    planned = dcp_storage.planned_chunks
+    monkeypatch.setattr(dcp_storage, "planned_chunks", smaller)
+    with pytest.raises(CheckpointError, match=r"\d+ of the \d+ elements of models\.0\.embed\.weight were written"):
+        CheckpointEngine(tmp_path).save(Training("plain").state(), step=1)
     assert contents(tmp_path) == []
 
 

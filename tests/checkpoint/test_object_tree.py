@@ -1,4 +1,4 @@
-"""Gather and scatter along a tree of ranks, and the errors that travel with them."""
+"""Gather, fold and scatter along a tree of ranks, and the errors that travel with them."""
 
 from __future__ import annotations
 
@@ -58,6 +58,19 @@ def test_equal_answers_of_neighbours_travel_once():
     assert few == [[(1, 1)], [(3, 1)], []]
 
 
+def folded(rank):
+    received = []
+    receive = object_tree._receive
+    object_tree._receive = lambda *args: received.append(receive(*args)) or received[-1]
+    return object_tree.fold([rank], lambda one, other: one + other, None), received
+
+
+def test_fold_combines_the_values_of_all_ranks_in_order():
+    results = run_ranks(folded, world_size=RANKS)
+    assert [found for found, _ in results] == [list(range(RANKS)), *[None] * (RANKS - 1)]
+    assert results[0][1] == [[1], [2, 3], [4]]
+
+
 def errors(rank):
     ranks = CheckpointRanks(rank=rank, world_size=RANKS)
     messages = []
@@ -71,18 +84,22 @@ def errors(rank):
         lambda: ranks.run("saving failed", fail),
         lambda: ranks.reduce("saving failed", fail, sum),
         lambda: ranks.reduce_scatter("saving failed", fail, lambda values: values),
+        lambda: ranks.fold("saving failed", fail, max, lambda value: value),
     ):
         with pytest.raises(CheckpointError) as caught:
             call()
         messages.append(str(caught.value))
     total = ranks.reduce("saving failed", lambda: rank, sum)
     own = ranks.reduce_scatter("saving failed", lambda: rank, lambda values: [2 * value for value in values])
-    return messages, total, own
+    largest = ranks.fold("saving failed", lambda: rank, max, lambda value: 10 * value)
+    with pytest.raises(CheckpointError, match="saving failed: ZeroDivisionError"):
+        ranks.fold("saving failed", lambda: rank, min, lambda value: 1 // value)
+    return messages, total, own, largest
 
 
 def test_error_of_some_ranks_is_raised_on_all_ranks():
-    for rank, (messages, total, own) in enumerate(run_ranks(errors, world_size=RANKS)):
+    for rank, (messages, total, own, largest) in enumerate(run_ranks(errors, world_size=RANKS)):
         assert len(set(messages)) == 1
         assert messages[0].startswith("saving failed: no room (rank 2 on ")
         assert messages[0].endswith(" and 1 more)")
-        assert (total, own) == (sum(range(RANKS)), 2 * rank)
+        assert (total, own, largest) == (sum(range(RANKS)), 2 * rank, 10 * (RANKS - 1))

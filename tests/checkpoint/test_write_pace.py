@@ -106,9 +106,9 @@ def test_writer_is_hurried_once_when_somebody_waits(tmp_path, monkeypatch, way):
 
 
 def test_hurry_is_a_line_between_orders():
-    order = b'{"step": 2, "index_bytes": 3}\nabc'
-    first, index, rest = writer._split_order(b'{"hurry": true}\n' + order) or pytest.fail("no order")
-    assert (first, index, rest) == ({"hurry": True}, b"", order)
+    order = b'{"step": 2, "chunks_bytes": 3}\nabc'
+    first, chunks, rest = writer._split_order(b'{"hurry": true}\n' + order) or pytest.fail("no order")
+    assert (first, chunks, rest) == ({"hurry": True}, b"", order)
     assert writer._split_order(order[:-1]) is None
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import threading
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -15,8 +16,9 @@ import torch
 from hpcaccel.checkpoint.rank_file_writer import RankFileWriter
 from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
 from hpcaccel.checkpoint.unchanged_bytes import LEAST_BYTES, Base, KnownFile, Layout, StoredAt, base_file
-from hpcaccel.checkpoint.written_file import WrittenFile, complete_index
+from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile, index_of
 from hpcaccel.checkpoint_files import SavePaths
+from hpcaccel.errors import CheckpointError
 
 BASE = base_file("rank_00000.bin")
 
@@ -112,17 +114,20 @@ def test_file_has_every_chunk_at_its_offset_and_its_parts_are_all_of_it(seed):
 
 
 def test_index_says_where_each_chunk_is():
-    places = ((0, 128), (128, 0), (128, 64))
-    chunks = [{"file": "rank_00000.bin", "offset": offset, "stored": stored, "crc32": ""} for offset, stored in places]
-    index = json.dumps({"tensors": {"a": {"chunks": chunks}}}).encode()
+    shapes = (([0], [24]), ([24], [0]), ([24], [16]))
+    chunks = [PlannedChunk("a", "float32", [40], at, shape, 4 * shape[0]) for at, shape in shapes]
     base = {"file": BASE, "bytes": 1000, "crc32": 9, "pieces": [0]}
-    written = WrittenFile("rank_00000.bin", 64, 5, [1, 0, 2], [128, 0, 64], [512, 0, 0], base)
-    found = json.loads(complete_index(index, [written]))["tensors"]["a"]["chunks"]
-    assert [(one["file"], one["offset"], one["crc32"]) for one in found] == [
-        (BASE, 512, "00000001"),
-        ("rank_00000.bin", 0, "00000000"),
-        ("rank_00000.bin", 0, "00000002"),
+    written = WrittenFile("rank_00000.bin", 64, 5, [1, 0, 2], [128, 0, 64], [512, 0, 0], base, chunks)
+    attached = WrittenFile.of("other.bin", [7], [100])
+    (tensor,) = json.loads(index_of([attached, written]))["tensors"].values()
+    assert (tensor["dtype"], tensor["shape"]) == ("float32", [40])
+    assert [tuple(one.values()) for one in tensor["chunks"]] == [
+        ([0], [24], BASE, 512, 96, 128, "00000001"),
+        ([24], [0], "rank_00000.bin", 0, 0, 0, "00000000"),
+        ([24], [16], "rank_00000.bin", 0, 64, 64, "00000002"),
     ]
+    with pytest.raises(CheckpointError, match="24 of the 40 elements of a were written"):
+        index_of([replace(written, pieces=[1], lengths=[128], offsets=[512], chunks=chunks[:1])])
     assert written.table() == {
         "rank_00000.bin": {"bytes": 64, "crc32": "00000005"},
         BASE: {"bytes": 1000, "crc32": "00000009"},

@@ -1,0 +1,163 @@
+"""Deduplication of a save's plan without rank 0: of the ranks that hold the same chunk, one writes it.
+
+``torch.distributed.checkpoint`` sends the plans of all ranks to rank 0 for this, which takes time and memory in
+proportion to the chunks of all ranks. Here each rank decides by itself which of its chunks it writes: from the mesh and
+the placements of a DTensor follows which ranks have the same chunk, and all of these take the same decision.
+
+``Coverage`` then shows whether the ranks together write each tensor once. It has an entry per tensor, and those of all
+ranks are added up along a tree. If the meshes of a tensor differ between ranks (one mesh per replica of a model), a
+rank does not know of the other replicas, and more than the whole tensor would be written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from hpcaccel.checkpoint.dcp_storage import item_bytes
+from hpcaccel.checkpoint.save_content import SaveContent
+from hpcaccel.checkpoint_files.contents import OWN_KEYS
+
+__all__ = ["Coverage", "own_items"]
+
+
+class _Replica(NamedTuple):
+    """Which replica of a chunk this rank has. Tensors of a ``group`` have replicas on the same ranks."""
+
+    group: Hashable
+    number: int
+    replicas: int
+
+
+_ONLY = _Replica(None, 0, 1)
+
+
+def own_items(items: Sequence[WriteItem], content: SaveContent, *, rank: int, ranks: int) -> list[WriteItem]:
+    """Those of a rank's ``items`` that it writes. The replicas of a group get about as many bytes each."""
+    loads: dict[Hashable, list[tuple[int, int]]] = {}
+    chosen = set()
+    for item in sorted(items, key=lambda item: (-item_bytes(item), item.index.fqn)):
+        key = item.index.fqn
+        replica = _replica(content.tensors[key])
+        if key in content.replicated:
+            replica = _Replica("all ranks", rank, ranks)
+        if replica.replicas > 1:
+            heap = loads.setdefault(replica.group, [(0, number) for number in range(replica.replicas)])
+            load, number = heap[0]
+            heapq.heapreplace(heap, (load + item_bytes(item), number))
+            if number != replica.number:
+                continue
+        chosen.add(item.index)
+    return [item for item in items if item.index in chosen]
+
+
+def _replica(tensor: torch.Tensor) -> _Replica:
+    if not isinstance(tensor, DTensor):
+        return _ONLY
+    mesh = tensor.device_mesh
+    place = mesh.get_coordinate()
+    assert place is not None  # otherwise the planner makes no item
+    dimensions = [number for number, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    number, count = 0, 1
+    for dimension in dimensions:
+        number = number * mesh.size(dimension) + place[dimension]
+        count *= mesh.size(dimension)
+    return _Replica((_mesh_digest(mesh), *dimensions), number, count)
+
+
+@lru_cache(maxsize=64)
+def _mesh_digest(mesh: DeviceMesh) -> str:
+    ranks = mesh.mesh
+    return hashlib.blake2b(repr((tuple(ranks.shape), ranks.flatten().tolist())).encode(), digest_size=8).hexdigest()
+
+
+class _Part(NamedTuple):
+    """What some ranks write of a tensor.
+
+    Args:
+        layout: mesh and placements; None if the ranks differ in anything but what follows.
+        wanted: number of ranks that have to have the tensor. Only ranks with the same tensors take the same decisions.
+        holders: number of these ranks that have it.
+        elements: that they write together.
+    """
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    layout: str | None
+    wanted: int
+    holders: int
+    elements: int
+
+
+@dataclass
+class Coverage:
+    """What some ranks write together.
+
+    Args:
+        files: number of ranks that write anything.
+        parts: by key. A rank's own tensors are left out: nobody else has a part in them.
+    """
+
+    files: int
+    parts: dict[str, _Part]
+
+    @classmethod
+    def of(cls, items: Sequence[WriteItem], own: Sequence[WriteItem], content: SaveContent, *, ranks: int) -> Coverage:
+        """What one rank writes.
+
+        Args:
+            items: what it has.
+            own: see ``own_items``.
+        """
+        held = {item.index.fqn for item in items}
+        parts = {
+            key: _part(tensor, held=key in held, everywhere=ranks if key in content.replicated else 1)
+            for key, tensor in content.tensors.items()
+            if not key.startswith(OWN_KEYS)
+        }
+        for item in own:
+            key, data = item.index.fqn, item.tensor_data
+            if key in parts and data is not None:
+                parts[key] = parts[key]._replace(elements=parts[key].elements + math.prod(data.chunk.sizes))
+        return cls(int(bool(own)), parts)
+
+    def joined(self, other: Coverage) -> Coverage:
+        """What both write. Takes over ``self``."""
+        self.files += other.files
+        for key, part in other.parts.items():
+            known = self.parts.get(key)
+            if known is None:
+                self.parts[key] = part
+                continue
+            self.parts[key] = known._replace(
+                layout=known.layout if known[:4] == part[:4] else None,
+                holders=known.holders + part.holders,
+                elements=known.elements + part.elements,
+            )
+        return self
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every tensor is written once. Ranks of one mesh have different chunks, or replicas of one."""
+        return all(
+            part.layout is not None and part.holders == part.wanted and part.elements == math.prod(part.size)
+            for part in self.parts.values()
+        )
+
+
+def _part(tensor: torch.Tensor, *, held: bool, everywhere: int) -> _Part:
+    """What one rank has of a tensor, and writes nothing of."""
+    layout, wanted = "", everywhere
+    if isinstance(tensor, DTensor):
+        layout, wanted = f"{_mesh_digest(tensor.device_mesh)} {tensor.placements}", tensor.device_mesh.size()
+    return _Part(tensor.dtype, tuple(tensor.shape), layout, wanted, int(held), 0)
