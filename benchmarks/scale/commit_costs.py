@@ -35,7 +35,6 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
     from hpcaccel.checkpoint import commit as protocol
     from hpcaccel.checkpoint import save_reports
     from hpcaccel.checkpoint.rank_blocks import block_of
-    from hpcaccel.checkpoint.written_file import index_of
     from hpcaccel.checkpoint_files import SavePaths
 
     paths = SavePaths(folder / "checkpoints", 1, "1")
@@ -47,11 +46,14 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
             raise RuntimeError(f"a writer of {ranks} failed")
     (folder / "all-written").exists()  # a mark in strace's output
     begun = time.perf_counter()
-    written = save_reports.gather(paths.results, ranks, lambda: None)
+    block, files, blocks = block_of(0, ranks), [], None
+    if block is None:
+        files = save_reports.gather(paths, ranks, lambda: None)
+    else:
+        blocks = save_reports.gather_blocks(paths, ranks, lambda: None)
     gathered = time.perf_counter()
-    index = index_of(written)
-    block, facts = block_of(0, ranks), {"version": 1, "step": 1}
-    protocol.write_manifest(paths.temporary, index=index, files=written, facts=facts, block=block)
+    facts = {"version": 1, "step": 1}
+    protocol.write_manifest(paths.temporary, files=files, facts=facts, block=block, blocks=blocks)
     protocol.publish(paths.temporary, paths.final)
     ended = time.perf_counter()
     (folder / "all-published").exists()
@@ -60,7 +62,7 @@ def commit(ranks: int, *, folder: Path) -> dict[str, Any]:
         "entries": max(len(names) + len(files) for _, names, files in folders),
         "gather_seconds": gathered - begun,
         "publish_seconds": ended - gathered,
-        "index_bytes": len(index),
+        "index_bytes": sum(path.stat().st_size for path in paths.final.rglob("index.json")),
         "load_bytes": sum((paths.final / name).stat().st_size for name in _read_by_a_rank(block)),
         "manifest_bytes": (paths.final / "COMMITTED").stat().st_size,
     }
@@ -89,13 +91,15 @@ def _fork_writer(rank: int, ranks: int, paths: Any) -> int:
         file.write(memory, 0)
         file.finish(BLOCK_BYTES)
         length = BLOCK_BYTES // CHUNKS
-        size, at = [length * ranks], [rank * length]
+        size, at, block = [length * ranks], [rank * length], rank_blocks.block_of(rank, ranks)
         chunks = [
-            PlannedChunk(f"models.0.layer.{number}.weight", "uint8", size, at, [length], length)
+            PlannedChunk(
+                f"models.0.layer.{number}.weight", "uint8", size, at, [length], length, in_block=block is not None
+            )
             for number in range(CHUNKS)
         ]
         written = WrittenFile.of(name, [0] * CHUNKS, [length] * CHUNKS, chunks)
-        save_reports.deliver(paths.results, written, block=rank_blocks.block_of(rank, ranks))
+        save_reports.deliver(paths, written, block=block)
         code = 0
     finally:
         os._exit(code)

@@ -23,8 +23,8 @@ BYTES_PER_SECOND = 1e9
 """Assumed for a connection between two nodes."""
 TENSORS = 1000
 """Tensors of the model whose index ``LeftOver`` describes."""
-BLOCK_OPERATIONS = 6
-"""Operations with which rank 0's writer writes and syncs a block's part of the index, and its table of files."""
+PARTS_OPERATIONS = 5
+"""Operations with which rank 0's writer writes and syncs ``ranges.json``, if there are several blocks."""
 MEASURED_WIDTH = 4
 """Ranks of a group in the measured trees, so that few ranks make several levels."""
 
@@ -207,10 +207,10 @@ class Protocols:
         }
 
     def commit_operations(self, ranks: int) -> float:
-        """Operations on the file system by rank 0's writer after the last file is written: for each report, and of more
-        than ``BLOCK`` ranks for each block of reports."""
-        written = 0 if ranks <= BLOCK else BLOCK_OPERATIONS * _entries(ranks)
-        return self.terms["commit: operations of rank 0"].predict(_entries(ranks)) + written
+        """Operations on the file system by rank 0's writer after the last file is written, and after the last block is
+        merged: one for each report, or for each block."""
+        parts = 0 if ranks <= BLOCK else PARTS_OPERATIONS
+        return self.terms["commit: operations of rank 0"].predict(_entries(ranks)) + parts
 
     def manifest_bytes(self, ranks: int) -> float:
         """Size of the manifest. It lists the files of all ranks, of more than ``BLOCK`` ranks one table per block."""
@@ -218,8 +218,12 @@ class Protocols:
         return self.terms[f"commit: bytes of the manifest{blocks}"].predict(ranks)
 
     def commit_seconds(self, ranks: int, *, operation_seconds: float) -> float:
-        """Seconds from the last written file to the commit: rank 0's operations in turn, and the index."""
-        computed = self.terms["commit: gather"].predict(ranks) + self.terms["commit: publish"].predict(ranks)
+        """Seconds from the last written file to the commit: the merge of the last block, rank 0's operations in turn,
+        and the index."""
+        of_block = min(ranks, BLOCK)
+        computed = self.terms["commit: gather"].predict(of_block) + self.terms["commit: publish"].predict(of_block)
+        if ranks > BLOCK:
+            computed += self.terms["commit: gather and publish, in blocks"].predict(ranks)
         return self.commit_operations(ranks) * operation_seconds + computed
 
 

@@ -84,6 +84,14 @@ def measure(progress: Callable[[str], None], only: str = "") -> tuple[dict[str, 
     )
     add("commit: gather", "s", "P", lambda p: saves(p)["gather_seconds"], critical=False, fitted=3)
     add("commit: publish", "s", "P", lambda p: saves(p)["publish_seconds"], critical=False, fitted=3)
+    add(
+        "commit: gather and publish, in blocks",
+        "s",
+        "P",
+        lambda p: saves(p)["gather_seconds"] + saves(p)["publish_seconds"],
+        BLOCKS,
+        critical=False,
+    )
     plans = cache(plan_costs.plan_costs)
     add("plan: bytes of a message", "bytes", "constant", lambda p: plans(p)["message_bytes"], WORLDS)
     add("plan: rank 0", "s", "log P", lambda p: plans(p)["seconds"], WORLDS, fitted=3)

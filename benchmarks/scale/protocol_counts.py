@@ -128,7 +128,7 @@ PROTOCOLS = {
         ),
         CountedProtocol(
             "commit: operations of rank 0", "commit", "P / 64", False,
-            lambda p: 20 + p if p <= BLOCK else 19 + 7 * _blocks(p),
+            lambda p: 20 + p if p <= BLOCK else 25 + _blocks(p),
         ),
         CountedProtocol(
             "commit: entries of the largest folder", "commit", "P / 64", False,

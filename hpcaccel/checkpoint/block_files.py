@@ -5,6 +5,9 @@ other chunks are in the part of the index beside the files that contain them, ``
 ``ranges.json`` has the part of each tensor that a block holds. ``block_00001/files.json`` has sizes and CRCs of the
 block's files and of its part of the index; the manifest has its CRC, under ``blocks``.
 
+A writer of the block writes its files, once all of its ranks have reported (``save_reports``); rank 0's writer needs
+the ``BlockSummary`` of each block for the rest.
+
 So a rank that loads what its block has saved needs ``index.json`` and the two files of this block: they do not grow
 with the number of blocks. Only a rank that loads something else reads ``ranges.json``, and the parts that it needs.
 """
@@ -12,81 +15,105 @@ with the number of blocks. Only a rank that loads something else reads ``ranges.
 from __future__ import annotations
 
 import json
-import os
+import operator
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.shard_files import crc32
+from hpcaccel.checkpoint.written_file import WrittenFile, check_coverage, elements_of, tensors_of
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.checkpoint_files.contents import OWN_KEYS
-from hpcaccel.core.durable_files import FILE_MODE, fsync_directory
+from hpcaccel.core.durable_files import atomic_write
 
-__all__ = ["FileTable", "write_parts"]
+__all__ = ["BlockSummary", "FileTable", "write_block", "write_blocks", "write_index"]
 
 FileTable = dict[str, dict[str, Any]]
 """Size and CRC of files, by path in the checkpoint."""
+BlockSummary = dict[str, Any]
+"""What the rest of the checkpoint needs of a block, as JSON:
+
+- ``name``; ``entry``: size and CRC of its table of files;
+- ``files``: number of its ranks that have written one; ``bytes`` and ``linked_bytes``: sizes of all of them together;
+- ``tensors``: those that are not in its part of the index, with their chunks in this block;
+- ``parts``: of the others, except for the ranks' own: dtype, shape, bounds and number of elements in this block.
+"""
 
 
-def write_parts(
-    checkpoint: Path, index: bytes, files: FileTable, attached: Iterable[str], block: Block
-) -> tuple[FileTable, dict[str, Any]]:
-    """Write the parts of the index and of the table of files.
+def write_blocks(checkpoint: Path, files: Iterable[WrittenFile]) -> list[BlockSummary]:
+    """Write the files of all blocks.
 
     Args:
-        index: the complete index in one piece.
-        files: the files of all ranks, and the attached ones.
-        attached: those that belong to no block.
-        block: the first block.
+        files: those of all ranks.
+    """
+    by_block: defaultdict[str, list[WrittenFile]] = defaultdict(list)
+    for file in files:
+        by_block[file.file.partition("/")[0]].append(file)
+    return [write_block(checkpoint, name, of_block) for name, of_block in sorted(by_block.items())]
+
+
+def write_block(checkpoint: Path, name: str, files: Iterable[WrittenFile]) -> BlockSummary:
+    """Write a block's part of the index, and its table of files. Two processes may do this: they write the same bytes.
+
+    Args:
+        files: those of the block's ranks.
+    """
+    files = sorted(files, key=lambda file: file.file)
+    table: FileTable = {}
+    for file in files:
+        table |= file.table()
+    size = sum(int(entry["bytes"]) for entry in table.values())
+    part = tensors_of(files, operator.attrgetter("in_block"))
+    where = f"{name}/{manifest.INDEX}"
+    table[where] = _write(checkpoint / where, {"version": manifest.PARTS_VERSION, "tensors": part})
+    return {
+        "name": name,
+        "entry": _write(checkpoint / name / manifest.FILES, {"files": table}),
+        "files": len(files),
+        "bytes": size + table[where]["bytes"],
+        "linked_bytes": sum(file.linked_bytes for file in files),
+        "tensors": tensors_of(files, lambda chunk: not chunk.in_block),
+        "parts": {
+            key: [tensor["dtype"], tensor["shape"], _bounds(tensor["chunks"]), elements_of(tensor["chunks"])]
+            for key, tensor in part.items()
+            if not key.startswith(OWN_KEYS)
+        },
+    }
+
+
+def write_index(checkpoint: Path, blocks: Sequence[BlockSummary], first: Block) -> tuple[FileTable, dict[str, Any]]:
+    """Write ``index.json`` and ``ranges.json``.
+
+    Args:
+        first: the first block.
 
     Returns:
-        The files that the manifest lists itself, and its fields about blocks.
+        Sizes and CRCs of these two, and the manifest's fields about blocks.
+
+    Raises:
+        CheckpointError: the chunks do not cover a tensor.
     """
-    whole, parts, ranges = _split(json.loads(index)["tensors"], most=block.ranks)
-    of_block: defaultdict[str, FileTable] = defaultdict(dict)
-    own = {name: files[name] for name in attached}
-    for name, entry in files.items():
-        if name not in own:
-            of_block[name.partition("/")[0]][name] = entry
-    blocks = {}
-    for name, table in sorted(of_block.items()):
-        part = f"{name}/{manifest.INDEX}"
-        table[part] = _write(checkpoint / part, {"version": manifest.PARTS_VERSION, "tensors": parts[name]})
-        blocks[name] = _write(checkpoint / name / manifest.FILES, {"files": table})
-        fsync_directory(checkpoint / name)
-    own[manifest.INDEX] = _write(checkpoint / manifest.INDEX, {"version": manifest.PARTS_VERSION, "tensors": whole})
-    own[manifest.RANGES] = _write(checkpoint / manifest.RANGES, {"ranges": ranges})
-    return own, {"version": manifest.PARTS_VERSION, "blocks": blocks, "block_ranks": block.ranks}
-
-
-def _split(
-    tensors: Mapping[str, Any], *, most: int
-) -> tuple[dict[str, Any], defaultdict[str, dict[str, Any]], dict[str, Any]]:
-    """Divide an index: ``index.json``, the parts by block, and the ranges of each tensor by block.
-
-    Args:
-        most: a tensor with at most so many chunks is in ``index.json`` as a whole.
-    """
-    whole: dict[str, Any] = {}
-    ranges: dict[str, Any] = {}
-    parts: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    tensors: dict[str, Any] = {}
+    ranges: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+    elements: defaultdict[str, int] = defaultdict(int)
+    for block in blocks:
+        for key, tensor in block["tensors"].items():
+            tensors.setdefault(key, {**tensor, "chunks": []})["chunks"] += tensor["chunks"]
+            elements[key] += elements_of(tensor["chunks"])
+        for key, (dtype, shape, bounds, count) in block["parts"].items():
+            tensors.setdefault(key, {"dtype": dtype, "shape": shape, "chunks": []})
+            ranges[key][block["name"]] = bounds
+            elements[key] += count
     for key, tensor in tensors.items():
-        is_own = key.startswith(OWN_KEYS)
-        if len(tensor["chunks"]) <= most and not is_own:
-            whole[key] = tensor
-            continue
-        by_block: defaultdict[str, list[Any]] = defaultdict(list)
-        for chunk in tensor["chunks"]:
-            by_block[chunk["file"].partition("/")[0]].append(chunk)
-        head = {"dtype": tensor["dtype"], "shape": tensor["shape"]}
-        for name, chunks in by_block.items():
-            parts[name][key] = {**head, "chunks": chunks}
-        if not is_own:
-            whole[key] = {**head, "chunks": []}
-            ranges[key] = {name: _bounds(chunks) for name, chunks in by_block.items()}
-    return whole, parts, ranges
+        check_coverage(key, tensor["shape"], elements[key])
+    own = {
+        manifest.INDEX: _write(checkpoint / manifest.INDEX, {"version": manifest.PARTS_VERSION, "tensors": tensors}),
+        manifest.RANGES: _write(checkpoint / manifest.RANGES, {"ranges": ranges}),
+    }
+    entries = {block["name"]: block["entry"] for block in blocks}
+    return own, {"version": manifest.PARTS_VERSION, "blocks": entries, "block_ranks": first.ranks}
 
 
 def _bounds(chunks: list[Any]) -> list[list[int]]:
@@ -97,10 +124,7 @@ def _bounds(chunks: list[Any]) -> list[list[int]]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Write and sync a new file. Returns its size and CRC."""
+    """Write and sync a file. Returns its size and CRC."""
     text = json.dumps(content, separators=(",", ":")).encode()
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    atomic_write(path, text)
     return {"bytes": len(text), "crc32": f"{crc32(text):08x}"}

@@ -2,16 +2,17 @@
 
 Every save has five phases, whether training waits for it or a process writes it in the background.
 
-1. **begin** Rank 0 creates the temporary directory ``.step_00001200.<attempt>.tmp``. A background save also gets a
-   results folder, ``.step_00001200.<attempt>.results.tmp``.
+1. **begin** Rank 0 creates the temporary directory ``.step_00001200.<attempt>.tmp``. A save in the background, or
+   of several blocks of ranks, also gets a results folder, ``.step_00001200.<attempt>.results.tmp``.
 2. **write** Each rank writes its tensors to one file in the temporary directory (``rank_00003.bin``) and fsyncs it.
    The files of many ranks lie in one folder per block of ranks (``rank_blocks``).
    A background save may link a file of the checkpoint before and write only what has changed (``unchanged_bytes``).
 3. **gather** Rank 0 collects the size, CRCs and chunks of each file: over the process group, or from the results
-   folder, to which each writer process writes a JSON file (``save_reports``).
-4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file), or
-   both in parts (``block_files``), fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename
-   is the commit.
+   folder, to which each writer process writes a JSON file (``save_reports``). The ranks of several blocks always
+   report in files, and the last of a block writes the block's part of index and manifest first (``block_files``).
+4. **publish** Rank 0 writes ``index.json`` (where each tensor is), then ``COMMITTED`` (size and CRC of each file, or of
+   each block's table of them), fsyncs, renames the directory to ``step_00001200`` and fsyncs its parent. The rename is
+   the commit.
 5. **retire** Rank 0 renames checkpoints beyond the retention limit to ``.step_00000800.deleted.tmp`` and deletes them.
 
 ========  ================================  ====================================================
@@ -45,15 +46,15 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint.block_files import FileTable, write_parts
+from hpcaccel.checkpoint.block_files import BlockSummary, FileTable, write_blocks, write_index
 from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.shard_files import crc32
-from hpcaccel.checkpoint.written_file import WrittenFile
+from hpcaccel.checkpoint.written_file import WrittenFile, index_of
 from hpcaccel.checkpoint_files import is_pinned, manifest
 from hpcaccel.core.durable_files import DIRECTORY_MODE, atomic_write, fsync_directory, make_folder
 from hpcaccel.errors import CheckpointError
@@ -99,29 +100,44 @@ def begin(temporary: Path) -> None:
 
 
 def write_manifest(
-    temporary: Path, *, index: bytes, files: Iterable[WrittenFile], facts: dict[str, Any], block: Block | None = None
+    temporary: Path,
+    *,
+    files: Iterable[WrittenFile],
+    facts: dict[str, Any],
+    block: Block | None = None,
+    blocks: Sequence[BlockSummary] | None = None,
 ) -> int:
     """Write the index and, as the last file, the manifest.
 
     Args:
-        files: the files of the ranks.
+        files: the files of the ranks, and of other libraries.
         facts: the other fields of the manifest, see ``manifest_writer.describe``.
         block: rank 0's block; None if the ranks form one block. The index of several is written in parts.
+        blocks: the blocks, if their files are written already, so that they are not among ``files``.
 
     Returns:
-        Total size of ``files`` and the index in bytes.
+        Total size of the files of the ranks and of the index in bytes.
+
+    Raises:
+        CheckpointError: the chunks do not cover a tensor.
     """
+    files = list(files)
     table: FileTable = {}
+    if block is not None and blocks is None:
+        blocks = write_blocks(temporary, [file for file in files if file.chunks])
+        files = [file for file in files if not file.chunks]
     for file in files:
         table |= file.table()
-    size = sum(int(entry["bytes"]) for entry in table.values()) + len(index)
-    blocks: dict[str, Any] = {}
-    if block is None:
+    fields: dict[str, Any] = {}
+    if block is None or blocks is None:
+        index = index_of(files)
         atomic_write(temporary / manifest.INDEX, index)
         table |= WrittenFile.of(manifest.INDEX, [crc32(index)], [len(index)]).table()
     else:
-        table, blocks = write_parts(temporary, index, table, facts.get("attached", ()), block)
-    content = {**facts, **blocks, "time": time.time(), "bytes": size, "files": table}
+        own, fields = write_index(temporary, blocks, block)
+        table |= own
+    size = sum(int(entry["bytes"]) for entry in [*table.values(), *(blocks or ())])
+    content = {**facts, **fields, "time": time.time(), "bytes": size, "files": table}
     atomic_write(temporary / checkpoint_files.MANIFEST, manifest.seal(content))
     return size
 

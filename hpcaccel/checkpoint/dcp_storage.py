@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ from hpcaccel.checkpoint.shard_files import crc32, why_not_written
 from hpcaccel.checkpoint.snapshot_memory import RING_BYTES, SnapshotMemory, raw_bytes, stream
 from hpcaccel.checkpoint.stored_file import StoredFile
 from hpcaccel.checkpoint.tree import dtype_name
-from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile, index_of
+from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile
+from hpcaccel.checkpoint_files.contents import OWN_KEYS
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["ShardReader", "ShardWriter", "item_bytes", "planned_chunks", "raw_bytes", "stored_lengths", "tensor_of"]
@@ -55,6 +56,7 @@ class ShardWriter(StorageWriter):
         rank: number in the name of this process's file.
         ranks: number of ranks that save.
         facts: arguments of ``manifest_writer.describe``; used on rank 0.
+        wide: see ``planned_chunks``.
         memory: the buffer through which the file is written; None allocates one for this file.
     """
 
@@ -65,15 +67,15 @@ class ShardWriter(StorageWriter):
         rank: int,
         ranks: int = 1,
         facts: dict[str, Any],
+        wide: Container[str] = (),
         memory: SnapshotMemory | None = None,
     ) -> None:
         self._directory = Path(directory)
         self._file = stored_file(rank, ranks)
         self._first_block = block_of(0, ranks)
         self._facts = facts
+        self._wide = wide
         self._memory = memory
-        self.bytes = 0
-        """On rank 0, after ``finish``: total size in bytes of all ranks' files and the index."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         if checkpoint_id is not None:
@@ -89,41 +91,40 @@ class ShardWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write and fsync this rank's file. An ``OSError`` is raised as a ``CheckpointError``.
+        """Like ``write``. Returns a completed future."""
+        done: Future[list[WriteResult]] = Future()
+        files = self.write(plan, planner)
+        done.set_result([WriteResult(MetadataIndex(file.file), file.bytes, file) for file in files])
+        return done
 
-        Returns:
-            A completed future with the ``WrittenFile``; empty if no chunks.
+    def write(self, plan: SavePlan, planner: SavePlanner) -> list[WrittenFile]:
+        """Write and fsync this rank's file. Returns it, or nothing if the plan is empty.
+
+        Raises:
+            CheckpointError: the file cannot be written, or an item of the plan is not a tensor.
         """
+        if not plan.items:
+            return []
         try:
-            results = self._write_file(plan, planner) if plan.items else []
+            return [self._write_file(plan, planner)]
         except OSError as error:
             path = self._directory / self._file
             why = why_not_written(error, self._directory, sum(stored_lengths(plan)))
             raise CheckpointError(f"cannot write {path}: {why}") from None
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
 
-    def _write_file(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+    def _write_file(self, plan: SavePlan, planner: SavePlanner) -> WrittenFile:
         name, lengths = self._file, stored_lengths(plan)
         make_block_folder(self._directory, name)
         tensors = (raw_bytes(tensor_of(item, planner)) for item in plan.items)
         memory = self._memory or SnapshotMemory(min(sum(lengths), RING_BYTES))
         crcs = stream(memory, self._directory / name, zip(tensors, lengths, strict=True))
-        file = WrittenFile.of(name, crcs, lengths, planned_chunks(plan))
-        return [WriteResult(MetadataIndex(name), file.bytes, file)]
+        return WrittenFile.of(name, crcs, lengths, planned_chunks(plan, self._wide))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write index and manifest; called on rank 0 after all files are written.
-
-        Raises:
-            CheckpointError: the chunks that the ranks wrote do not cover a tensor.
-        """
+        """Write index and manifest; called on rank 0 after all files are written. See ``commit.write_manifest``."""
         files: list[WrittenFile] = [result.storage_data for of_rank in results for result in of_rank]
         facts = manifest_writer.describe(**self._facts)
-        self.bytes = commit.write_manifest(
-            self._directory, index=index_of(files), files=files, facts=facts, block=self._first_block
-        )
+        commit.write_manifest(self._directory, files=files, facts=facts, block=self._first_block)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -269,9 +270,13 @@ def stored_lengths(plan: SavePlan) -> list[int]:
     return [length + -length % ALIGNMENT_BYTES for length in map(item_bytes, plan.items)]
 
 
-def planned_chunks(plan: SavePlan) -> list[PlannedChunk]:
+def planned_chunks(plan: SavePlan, wide: Container[str] = ()) -> list[PlannedChunk]:
     """What the plan's items are, for the index. Objects that are not tensors, which ``tensor_of`` rejects, are left
-    out."""
+    out.
+
+    Args:
+        wide: the keys of tensors that have more chunks than a block has ranks.
+    """
     return [
         PlannedChunk(
             item.index.fqn,
@@ -280,6 +285,7 @@ def planned_chunks(plan: SavePlan) -> list[PlannedChunk]:
             list(data.chunk.offsets),
             list(data.chunk.sizes),
             item_bytes(item),
+            item.index.fqn in wide or item.index.fqn.startswith(OWN_KEYS),
         )
         for item in plan.items
         if (data := item.tensor_data) is not None

@@ -9,7 +9,6 @@ CRC of its own canonical JSON.
 from __future__ import annotations
 
 import json
-import math
 import platform
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import hpcaccel
-from hpcaccel.checkpoint.tree import dtype_name, dtype_of
+from hpcaccel.checkpoint.tree import dtype_of
 from hpcaccel.checkpoint_files.manifest import VERSION, read, read_index, seal
 from hpcaccel.errors import CheckpointError
 
@@ -70,42 +69,6 @@ class Index:
         """The files that contain a tensor; an empty set if the checkpoint has no such tensor."""
         chunks = self.tensor(key).chunks if key in self else []
         return {self.pieces[MetadataIndex(key, chunk.offsets)].file for chunk in chunks}
-
-    def to_json(self) -> bytes:
-        """The content of ``index.json``.
-
-        Raises:
-            CheckpointError: a planned chunk was not written, or the chunks do not cover their tensor.
-        """
-        tensors = {}
-        for key, tensor in self.metadata.state_dict_metadata.items():
-            assert isinstance(tensor, TensorStorageMetadata)
-            tensors[key] = {
-                "dtype": dtype_name(tensor.properties.dtype),
-                "shape": list(tensor.size),
-                "chunks": [self._chunk_to_json(key, chunk) for chunk in tensor.chunks],
-            }
-            covered = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-            if covered != math.prod(tensor.size):
-                raise CheckpointError(
-                    f"{key} has {math.prod(tensor.size)} elements, but the chunks of all ranks together have "
-                    f"{covered}. Check that all ranks build the same model"
-                )
-        return json.dumps({"version": VERSION, "tensors": tensors}, separators=(",", ":")).encode()
-
-    def _chunk_to_json(self, key: str, chunk: ChunkStorageMetadata) -> dict[str, Any]:
-        piece = self.pieces.get(MetadataIndex(key, chunk.offsets))
-        if piece is None:
-            raise CheckpointError(f"the chunk of {key} at {list(chunk.offsets)} was not written by any rank")
-        return {
-            "at": list(chunk.offsets),
-            "shape": list(chunk.sizes),
-            "file": piece.file,
-            "offset": piece.offset,
-            "length": piece.length,
-            "stored": piece.stored,
-            "crc32": f"{piece.crc32:08x}",
-        }
 
     def add(self, part: bytes) -> None:
         """Add the tensors and chunks of a part of the index."""

@@ -88,7 +88,7 @@ class _Part(NamedTuple):
         layout: mesh and placements; None if the ranks differ in anything but what follows.
         wanted: number of ranks that have to have the tensor. Only ranks with the same tensors take the same decisions.
         holders: number of these ranks that have it.
-        elements: that they write together.
+        elements: that they write together, in so many ``chunks``.
     """
 
     dtype: torch.dtype
@@ -97,6 +97,7 @@ class _Part(NamedTuple):
     wanted: int
     holders: int
     elements: int
+    chunks: int
 
 
 @dataclass
@@ -128,7 +129,7 @@ class Coverage:
         for item in own:
             key, data = item.index.fqn, item.tensor_data
             if key in parts and data is not None:
-                parts[key] = parts[key]._replace(elements=parts[key].elements + math.prod(data.chunk.sizes))
+                parts[key] = parts[key]._replace(elements=math.prod(data.chunk.sizes), chunks=1)
         return cls(int(bool(own)), parts)
 
     def joined(self, other: Coverage) -> Coverage:
@@ -143,6 +144,7 @@ class Coverage:
                 layout=known.layout if known[:4] == part[:4] else None,
                 holders=known.holders + part.holders,
                 elements=known.elements + part.elements,
+                chunks=known.chunks + part.chunks,
             )
         return self
 
@@ -154,10 +156,14 @@ class Coverage:
             for part in self.parts.values()
         )
 
+    def wide(self, ranks: int) -> frozenset[str]:
+        """The tensors that have more than ``ranks`` chunks."""
+        return frozenset(key for key, part in self.parts.items() if part.chunks > ranks)
+
 
 def _part(tensor: torch.Tensor, *, held: bool, everywhere: int) -> _Part:
     """What one rank has of a tensor, and writes nothing of."""
     layout, wanted = "", everywhere
     if isinstance(tensor, DTensor):
         layout, wanted = f"{_mesh_digest(tensor.device_mesh)} {tensor.placements}", tensor.device_mesh.size()
-    return _Part(tensor.dtype, tuple(tensor.shape), layout, wanted, int(held), 0)
+    return _Part(tensor.dtype, tuple(tensor.shape), layout, wanted, int(held), 0, 0)

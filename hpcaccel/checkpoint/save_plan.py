@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from hpcaccel.checkpoint.dcp_storage import planned_chunks, stored_lengths
 from hpcaccel.checkpoint.plan_dedup import Coverage, own_items
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.checkpoint.rank_blocks import block_of
 from hpcaccel.checkpoint.save_content import SaveContent
 from hpcaccel.errors import CheckpointError
 
@@ -31,11 +32,13 @@ class AgreedPlan:
 
     Args:
         own: the chunks that this rank writes.
-        files: number of ranks that write any; on rank 0 only.
+        files: number of ranks that write any.
+        wide: the keys of tensors that have more chunks than a block has ranks; empty if all ranks form one block.
     """
 
     own: SavePlan
     files: int
+    wide: frozenset[str]
 
     @property
     def file_bytes(self) -> int:
@@ -45,7 +48,7 @@ class AgreedPlan:
     @cached_property
     def chunks(self) -> bytes:
         """JSON of the list of this rank's ``PlannedChunk``."""
-        return json.dumps(planned_chunks(self.own), separators=(",", ":")).encode()
+        return json.dumps(planned_chunks(self.own, self.wide), separators=(",", ":")).encode()
 
 
 class PlanCache:
@@ -110,44 +113,50 @@ def _new_plan(
     begin: Callable[[], None],
 ) -> AgreedPlan:
     own: list[WriteItem] = []
+    block = block_of(0, ranks.world_size)
 
     def deduplicated() -> Coverage:
         nonlocal own
         own = own_items(local.items, content, rank=ranks.rank, ranks=ranks.world_size)
         return Coverage.of(local.items, own, content, ranks=ranks.world_size)
 
-    def begin_if_complete(coverage: Coverage) -> int | None:
+    def begin_if_complete(coverage: Coverage) -> tuple[int, frozenset[str]] | None:
         if not coverage.is_complete:
             return None
         begin()
-        return coverage.files
+        return coverage.files, frozenset() if block is None else coverage.wide(block.ranks)
 
-    files = ranks.fold(what, deduplicated, Coverage.joined, begin_if_complete)
-    if files is None:
+    found = ranks.fold(what, deduplicated, Coverage.joined, begin_if_complete)
+    if found is None:
         return _plan_globally(ranks, planner, what, local, begin)
-    return AgreedPlan(planner.finish_plan(SavePlan(own)), files)
+    return AgreedPlan(planner.finish_plan(SavePlan(own)), *found)
 
 
 def _plan_globally(
     ranks: CheckpointRanks, planner: DefaultSavePlanner, what: str, local: SavePlan, begin: Callable[[], None]
 ) -> AgreedPlan:
     """Deduplicate the plans of all ranks on rank 0."""
-    files = 0
+    block = block_of(0, ranks.world_size)
 
-    def plan_global(plans: list[SavePlan]) -> list[SavePlan]:
-        nonlocal files
+    def plan_global(plans: list[SavePlan]) -> list[tuple[SavePlan, int, frozenset[str]]]:
         plans, metadata = planner.create_global_plan(plans)
-        _check_coverage(metadata)
+        chunks = _chunks_of(metadata)
         files = sum(bool(plan.items) for plan in plans)
+        wide = frozenset(key for key, count in chunks.items() if block is not None and count > block.ranks)
         begin()
-        return plans
+        return [(plan, files, wide) for plan in plans]
 
-    plan = ranks.reduce_scatter(what, lambda: local, plan_global)
-    return AgreedPlan(planner.finish_plan(plan), files)
+    own, files, wide = ranks.reduce_scatter(what, lambda: local, plan_global)
+    return AgreedPlan(planner.finish_plan(own), files, wide)
 
 
-def _check_coverage(metadata: Metadata) -> None:
-    """Raises: CheckpointError: the chunks of all ranks do not cover a tensor."""
+def _chunks_of(metadata: Metadata) -> dict[str, int]:
+    """Number of chunks of each tensor.
+
+    Raises:
+        CheckpointError: the chunks of all ranks do not cover a tensor.
+    """
+    found = {}
     for key, tensor in metadata.state_dict_metadata.items():
         assert isinstance(tensor, TensorStorageMetadata)
         covered, wanted = sum(math.prod(chunk.sizes) for chunk in tensor.chunks), math.prod(tensor.size)
@@ -156,3 +165,5 @@ def _check_coverage(metadata: Metadata) -> None:
                 f"{key} has {wanted} elements, but the chunks of all ranks together have {covered}. Check that all "
                 "ranks build the same model"
             )
+        found[key] = len(tensor.chunks)
+    return found

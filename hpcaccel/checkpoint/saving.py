@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.storage import WriteResult
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint import commit, manifest_writer
+from hpcaccel.checkpoint import commit, manifest_writer, save_reports
 from hpcaccel.checkpoint.attached_files import write_attached
+from hpcaccel.checkpoint.block_files import BlockSummary
 from hpcaccel.checkpoint.dcp_storage import ShardWriter, stored_lengths, tensor_of
 from hpcaccel.checkpoint.loading import quarantine, set_aside
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
@@ -173,14 +172,14 @@ class SaveOperation:
 
     def plan(self, plans: PlanCache, *, background: bool) -> tuple[AgreedPlan, DefaultSavePlanner]:
         """Call ``fill``, write attached files, agree on a plan, and create the temporary directory and, for a
-        background save, the results folder."""
+        save in the background or of several blocks, the results folder."""
         if self._has_extra:
             self._write_extra()
         first = self._ranks.first(self.what, lambda: FirstRank.of(self._state)) if self._ranks.world_size > 1 else None
 
         def begin() -> None:
             commit.begin(self.paths.temporary)
-            if background:
+            if background or block_of(0, self._ranks.world_size) is not None:
                 commit.begin(self.paths.results)
 
         return plans.plan(
@@ -194,27 +193,42 @@ class SaveOperation:
         """Write this rank's file, wait until the other ranks have written theirs, and commit.
 
         Returns:
-            On rank 0, the total size in bytes of all ranks' files and the index; 0 on the other ranks.
+            The total size in bytes of all ranks' files and the index.
 
         Raises:
             CheckpointError: on all ranks, if anything failed on any of them.
         """
         facts = {**self._facts, "attached": [file.file for file in self._attached]} if self._attached else self._facts
-        rank, ranks = self._ranks.rank, self._ranks.world_size
-        writer = ShardWriter(self.paths.temporary, rank=rank, ranks=ranks, facts=facts, memory=memory)
+        ranks, paths = self._ranks, self.paths
+        block = block_of(ranks.rank, ranks.world_size)
+        writer = ShardWriter(
+            paths.temporary, rank=ranks.rank, ranks=ranks.world_size, facts=facts, wide=plan.wide, memory=memory
+        )
 
-        def gathered(results: list[list[WriteResult]]) -> None:
-            if (count := sum(map(len, results))) != plan.files:
-                raise CheckpointError(f"{count} of {plan.files} files were written")
-            attached = [WriteResult(MetadataIndex(file.file), file.bytes, file) for file in self._attached]
-            writer.finish(Metadata({}), [*results, attached])
-            rmtree(self.paths.results, ignore_errors=True)
+        def publish(files: Sequence[WrittenFile], blocks: Sequence[BlockSummary] | None = None) -> int:
+            described = manifest_writer.describe(**facts)
+            files = [*files, *self._attached]
+            size = commit.write_manifest(paths.temporary, files=files, facts=described, block=block, blocks=blocks)
+            rmtree(paths.results, ignore_errors=True)
             if self._has_extra:
-                commit.adopt(self.paths.extra, self.paths.temporary)
-            commit.publish(self.paths.temporary, self.paths.final)
+                commit.adopt(paths.extra, paths.temporary)
+            commit.publish(paths.temporary, paths.final)
+            return size
 
-        self._ranks.reduce(self.what, lambda: writer.write_data(plan.own, planner).wait(), gathered)
-        return writer.bytes
+        def publish_all(written: list[list[WrittenFile]]) -> int:
+            files = [file for of_rank in written for file in of_rank]
+            if len(files) != plan.files:
+                raise CheckpointError(f"{len(files)} of {plan.files} files were written")
+            return publish(files)
+
+        def report() -> None:
+            for file in writer.write(plan.own, planner):
+                save_reports.deliver(paths, file, block=block)
+
+        if block is None:
+            return ranks.reduce(self.what, lambda: writer.write(plan.own, planner), publish_all)
+        ranks.run(self.what, report)
+        return ranks.first(self.what, lambda: publish([], save_reports.gather_blocks(paths, plan.files, lambda: None)))
 
     def snapshot(self, plan: AgreedPlan, planner: DefaultSavePlanner, memory: SnapshotMemory) -> list[int]:
         """Copy the contents of this rank's file into ``memory``, from which the writer process writes it. Returns the

@@ -61,11 +61,10 @@ def write_snapshot(
         return record
 
     def publish(records: list[SnapshotRecord]) -> int:
-        facts, index = snapshot_parts.manifest_of(records)
+        facts = {**snapshot_parts.facts_of(records), "reason": reason}
         files = [record.written for record in records if record.written.bytes]
         block = block_of(0, ranks.world_size)
-        facts = {**facts, "reason": reason}
-        size = commit.write_manifest(paths.temporary, index=index, files=files, facts=facts, block=block)
+        size = commit.write_manifest(paths.temporary, files=files, facts=facts, block=block)
         commit.publish(paths.temporary, paths.final)
         return size
 

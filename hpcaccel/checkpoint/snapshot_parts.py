@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint.shard_files import copy_bytes, rank_file
-from hpcaccel.checkpoint.written_file import WrittenFile, index_of
+from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.core.durable_files import atomic_write
 from hpcaccel.errors import Damaged
@@ -34,8 +34,8 @@ __all__ = [
     "SnapshotKey",
     "SnapshotRecord",
     "complete",
+    "facts_of",
     "holdings",
-    "manifest_of",
     "publish",
     "read_record",
     "remove_except",
@@ -206,20 +206,19 @@ def complete(found: Iterable[Holding]) -> CompleteSnapshot | None:
     return max((one for one, those in ranks.items() if those == set(range(one.world_size))), default=None)
 
 
-def manifest_of(records: list[SnapshotRecord]) -> tuple[dict[str, Any], bytes]:
-    """The manifest and the index of a snapshot, as those of a checkpoint.
+def facts_of(records: Iterable[SnapshotRecord]) -> dict[str, Any]:
+    """The facts for the manifest.
 
     Args:
         records: those of all ranks.
 
     Raises:
         Damaged: rank 0's record has no facts.
-        CheckpointError: the parts do not cover a tensor.
     """
     facts = next((record.facts for record in records if record.facts is not None), None)
     if facts is None:
         raise Damaged("rank 0's record has no facts")
-    return dict(facts), index_of(record.written for record in sorted(records, key=lambda record: record.rank))
+    return dict(facts)
 
 
 def remove_except(folder: Path, wanted: Callable[[Path], bool]) -> None:

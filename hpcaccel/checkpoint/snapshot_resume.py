@@ -28,6 +28,7 @@ from hpcaccel.checkpoint.shard_files import rank_file
 from hpcaccel.checkpoint.snapshot_parts import Holding, MappedFile, SnapshotKey, SnapshotRecord
 from hpcaccel.checkpoint.stored_file import StoredFile
 from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState
+from hpcaccel.checkpoint.written_file import index_of
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 from hpcaccel.errors import CheckpointError, Damaged
 
@@ -222,7 +223,8 @@ def _is_older(key: SnapshotKey, committed: dict[str, Any] | None) -> bool:
 
 
 def _manifest_of(records: Iterable[list[SnapshotRecord]]) -> tuple[dict[str, Any], bytes]:
-    return snapshot_parts.manifest_of([record for those in records for record in those])
+    found = sorted((record for those in records for record in those), key=lambda record: record.rank)
+    return snapshot_parts.facts_of(found), index_of(record.written for record in found)
 
 
 def _incoming(place: Path, part: int) -> Path:

@@ -38,7 +38,6 @@ from typing import IO, Any
 from hpcaccel.checkpoint import commit, save_reports
 from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.rank_file_writer import RankFileWriter
-from hpcaccel.checkpoint.written_file import index_of
 from hpcaccel.checkpoint_files import SavePaths
 from hpcaccel.core.durable_files import LineSplitter, json_line, write_all
 
@@ -225,7 +224,7 @@ def _execute_orders(
             if order["lengths"]:
                 written = replace(files.write(order, paths), chunks=json.loads(chunks))
                 waited = files.waited
-                save_reports.deliver(paths.results, written, block=_block(order))
+                save_reports.deliver(paths, written, block=_block(order))
             _report({"written": True, "waited": waited})
             if "files" in order:
                 _commit(order, paths, parent)
@@ -240,17 +239,20 @@ def _commit(order: dict[str, Any], paths: SavePaths, parent: int) -> None:
         if os.getppid() != parent:
             os._exit(0)
 
-    files = save_reports.gather(paths.results, order["files"], exit_without_rank)
+    block, files, blocks = _block(order), [], None
+    if block is None:
+        files = save_reports.gather(paths, order["files"], exit_without_rank)
+    else:
+        blocks = save_reports.gather_blocks(paths, order["files"], exit_without_rank)
     exit_without_rank()
-    size = commit.write_manifest(
-        paths.temporary, index=index_of(files), files=files, facts=order["facts"], block=_block(order)
-    )
+    size = commit.write_manifest(paths.temporary, files=files, facts=order["facts"], block=block, blocks=blocks)
+    linked = sum(file.linked_bytes for file in files) + sum(block["linked_bytes"] for block in blocks or ())
     commit.publish(paths.temporary, paths.final)
     rmtree(paths.results, ignore_errors=True)  # if this fails, the next save removes the folder
     committed = time.monotonic()
     if order["retention"] is not None:
         commit.delete(commit.retire(paths.directory, newest_step=paths.step, **order["retention"]))
-    _report({"committed": committed, "bytes": size, "linked_bytes": sum(file.linked_bytes for file in files)})
+    _report({"committed": committed, "bytes": size, "linked_bytes": linked})
 
 
 def _block(order: dict[str, Any]) -> Block | None:

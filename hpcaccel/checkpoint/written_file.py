@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["PlannedChunk", "WrittenFile", "index_of"]
+__all__ = ["PlannedChunk", "WrittenFile", "check_coverage", "elements_of", "index_of", "tensors_of"]
 
 
 class PlannedChunk(NamedTuple):
@@ -25,6 +25,8 @@ class PlannedChunk(NamedTuple):
         at: where in the tensor the chunk begins.
         shape: the chunk's.
         length: size in bytes, without padding.
+        in_block: whether the index has it in the part of its rank's block, if there are several blocks: it is a rank's
+            own, or the tensor has more chunks than a block has ranks.
     """
 
     key: str
@@ -33,6 +35,7 @@ class PlannedChunk(NamedTuple):
     at: Sequence[int]
     shape: Sequence[int]
     length: int
+    in_block: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,16 @@ def index_of(files: Iterable[WrittenFile]) -> bytes:
     Raises:
         CheckpointError: the chunks do not cover a tensor.
     """
+    tensors = tensors_of(files)
+    for key, tensor in tensors.items():
+        check_coverage(key, tensor["shape"], elements_of(tensor["chunks"]))
+    return json.dumps({"version": manifest.VERSION, "tensors": tensors}, separators=(",", ":")).encode()
+
+
+def tensors_of(
+    files: Iterable[WrittenFile], wanted: Callable[[PlannedChunk], bool] = lambda chunk: True
+) -> dict[str, Any]:
+    """The tensors of an index by key, with those chunks that are ``wanted``."""
     tensors: dict[str, Any] = {}
     for written in files:
         if not written.chunks:
@@ -93,11 +106,20 @@ def index_of(files: Iterable[WrittenFile]) -> bytes:
         rows = zip(written.chunks, written.lengths, written.pieces, written.places(), strict=True)
         for values, stored, crc, (file, offset) in rows:
             chunk = PlannedChunk._make(values)
+            if not wanted(chunk):
+                continue
             tensor = tensors.setdefault(chunk.key, {"dtype": chunk.dtype, "shape": chunk.size, "chunks": []})
             place = {"file": file, "offset": offset, "length": chunk.length, "stored": stored, "crc32": f"{crc:08x}"}
             tensor["chunks"].append({"at": chunk.at, "shape": chunk.shape, **place})
-    for key, tensor in tensors.items():
-        covered = sum(math.prod(chunk["shape"]) for chunk in tensor["chunks"])
-        if covered != math.prod(tensor["shape"]):
-            raise CheckpointError(f"{covered} of the {math.prod(tensor['shape'])} elements of {key} were written")
-    return json.dumps({"version": manifest.VERSION, "tensors": tensors}, separators=(",", ":")).encode()
+    return tensors
+
+
+def elements_of(chunks: Iterable[Mapping[str, Any]]) -> int:
+    """Number of elements of chunks of an index."""
+    return sum(math.prod(chunk["shape"]) for chunk in chunks)
+
+
+def check_coverage(key: str, shape: Iterable[int], elements: int) -> None:
+    """Raises: CheckpointError: a tensor has another number of elements."""
+    if elements != (wanted := math.prod(shape)):
+        raise CheckpointError(f"{elements} of the {wanted} elements of {key} were written")

@@ -127,7 +127,7 @@ def test_full_disk_on_one_rank_raises_on_all_and_frees_the_space(mounted):
 KILLS = {
     "while planning": ("rank 1", "collect"),
     "between two chunks": ("rank 1", "raw_bytes"),
-    "between the files and the manifest": ("rank 0", "finish"),
+    "between the files and the manifest": ("rank 0", "write_manifest"),
     "between the manifest and the rename": ("rank 0", "publish"),
     "between the rename and the end": ("rank 0", "retire"),
 }
@@ -145,7 +145,7 @@ def _killed(rank, directory, who, where):
         place = {
             "collect": saving,
             "raw_bytes": dcp_storage,
-            "finish": dcp_storage.ShardWriter,
+            "write_manifest": commit,
             "publish": commit,
             "retire": commit,
         }[where]
@@ -188,15 +188,15 @@ def test_directory_that_cannot_be_created_is_an_error(tmp_path):
 
 
 def test_save_fails_if_a_file_was_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(dcp_storage.ShardWriter, "_write_file", lambda *args: [])
+    monkeypatch.setattr(dcp_storage.ShardWriter, "write", lambda *args: [])
     with pytest.raises(CheckpointError, match="0 of 1 files were written"):
         CheckpointEngine(tmp_path).save(Training("plain").state(), step=1)
     assert contents(tmp_path) == []
 
 
 def test_save_fails_if_a_part_of_a_tensor_was_not_written(tmp_path, monkeypatch):
-    def smaller(plan):
-        first, *others = planned(plan)
+    def smaller(*args):
+        first, *others = planned(*args)
         return [first._replace(shape=[1, *first.shape[1:]]), *others]
 
     planned = dcp_storage.planned_chunks

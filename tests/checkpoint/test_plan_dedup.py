@@ -125,9 +125,10 @@ def lacking(rank):
 
 
 def test_ranks_that_lack_a_tensor_are_noticed():
-    coverage = [Coverage(1, {"b": part(holders=1, elements=2)}), Coverage(1, {"b": part(holders=1, elements=2)})]
+    coverage = [Coverage(1, {"b": part(holders=1, elements=2, chunks=1)}) for _ in range(2)]
     assert coverage[0].joined(coverage[1]).is_complete
-    assert not Coverage(1, {"b": part(holders=1, elements=4)}).is_complete
+    assert (coverage[0].wide(1), coverage[0].wide(2)) == ({"b"}, set())
+    assert not Coverage(1, {"b": part(holders=1, elements=4, chunks=1)}).is_complete
     results = run_ranks(lacking, world_size=4)
     assert all(globally for *_, globally in results)
     halves = [("a", [0], 16), ("a", [4], 16), ("b", [0], 8), ("b", [2], 8)]

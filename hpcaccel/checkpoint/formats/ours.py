@@ -10,22 +10,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
 from hpcaccel.checkpoint.dcp_storage import ALIGNMENT_BYTES, raw_bytes
 from hpcaccel.checkpoint.formats.weights import Weight, WeightSource
-from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.shard_files import crc32, rank_file
-from hpcaccel.checkpoint.tree import dtype_of, unpack
-from hpcaccel.checkpoint.written_file import WrittenFile
+from hpcaccel.checkpoint.tree import dtype_name, dtype_of, unpack
+from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.checkpoint_files.contents import SHARED_TREE, Contents
 from hpcaccel.core.durable_files import DIRECTORY_MODE, FILE_MODE, fsync_directory
@@ -237,7 +229,7 @@ def _write_files(directory: Path, source: WeightSource, origin: str, wrote: Call
         imported_from=origin,
         holds=["weights"],
     )
-    commit.write_manifest(directory, index=writer.index().to_json(), files=[writer.written()], facts=facts)
+    commit.write_manifest(directory, files=[writer.written()], facts=facts)
     return [name, manifest.INDEX, checkpoint_files.MANIFEST]
 
 
@@ -246,26 +238,19 @@ class _Writer:
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file, self._name = file, name
-        self._offset = 0
-        self._metadata: dict[str, Any] = {}
-        self._pieces: dict[MetadataIndex, Piece] = {}
+        self._crcs: list[int] = []
+        self._lengths: list[int] = []
+        self._chunks: list[PlannedChunk] = []
 
     def add(self, key: str, tensor: torch.Tensor) -> None:
         data = raw_bytes(tensor)
         padding = bytes(-len(data) % ALIGNMENT_BYTES)
         self._file.write(data)
         self._file.write(padding)
-        stored = len(data) + len(padding)
-        piece = Piece(self._name, self._offset, len(data), stored, crc32(padding, crc32(data)))
-        at = torch.Size([0] * tensor.dim())
-        self._pieces[MetadataIndex(key, at)] = piece
-        chunk = ChunkStorageMetadata(offsets=at, sizes=tensor.shape)
-        self._metadata[key] = TensorStorageMetadata(TensorProperties(dtype=tensor.dtype), tensor.shape, [chunk])
-        self._offset += stored
-
-    def index(self) -> Index:
-        return Index(Metadata(self._metadata), self._pieces)
+        self._crcs.append(crc32(padding, crc32(data)))
+        self._lengths.append(len(data) + len(padding))
+        shape, begin = list(tensor.shape), [0] * tensor.dim()
+        self._chunks.append(PlannedChunk(key, dtype_name(tensor.dtype), shape, begin, shape, len(data)))
 
     def written(self) -> WrittenFile:
-        pieces = list(self._pieces.values())
-        return WrittenFile.of(self._name, [piece.crc32 for piece in pieces], [piece.stored for piece in pieces])
+        return WrittenFile.of(self._name, self._crcs, self._lengths, self._chunks)
