@@ -184,12 +184,15 @@ def taken_away(cluster: Cluster, role: str, *, jobs_go_on: bool = False) -> Iter
 
 @contextmanager
 def drained(cluster: Cluster, node: str) -> Iterator[None]:
-    """Drain a node inside the block: running jobs continue, no new ones start."""
+    """Drain a node inside the block: running jobs continue, no new ones start. A ``slurmctld`` that is killed after the
+    block finds the node in service: its state is on the disk, which Slurm otherwise does some seconds later."""
     cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=a test")
     try:
         yield
     finally:
         cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
+        updated, state = time.time(), cluster.root / "spool" / "slurmctld" / "node_state"
+        wait_until(lambda: state.stat().st_mtime > updated, "Slurm has saved the state of its nodes")
 
 
 def hold_in_queue(run: Scenario) -> None:

@@ -313,7 +313,7 @@ def test_watch_of_the_batch_host_is_on_another_node(
             job.watch_batch_host()
         assert job.host_watch is not None
         assert job.host_watch._process is not None
-        while not calls.exists():
+        while not (calls.exists() and calls.read_text().endswith("\n")):
             time.sleep(0.01)
         job.host_watch._process.kill()
         job.host_watch._process.wait()

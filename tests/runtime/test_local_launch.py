@@ -91,12 +91,13 @@ def test_notebook_launcher_warns_of_an_old_kernel(
 
 
 def _stays(pipe: int) -> None:
-    os.write(pipe, f"{os.getpid()}\n".encode())
+    said = f"{os.getpid()}\n"
     while True:
         try:
+            os.write(pipe, said.encode())
             time.sleep(100)
         except KeyboardInterrupt:
-            os.write(pipe, b"interrupted\n")
+            said = "interrupted\n"
 
 
 def _start_a_rank(pipe: int) -> None:
