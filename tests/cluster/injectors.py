@@ -190,9 +190,9 @@ def drained(cluster: Cluster, node: str) -> Iterator[None]:
     try:
         yield
     finally:
+        begun, state = time.time(), cluster.root / "spool" / "slurmctld" / "node_state"
         cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
-        updated, state = time.time(), cluster.root / "spool" / "slurmctld" / "node_state"
-        wait_until(lambda: state.stat().st_mtime > updated, "Slurm has saved the state of its nodes")
+        wait_until(lambda: state.stat().st_mtime > begun, "Slurm has saved the state of its nodes")
 
 
 def hold_in_queue(run: Scenario) -> None:
