@@ -115,8 +115,9 @@ def test_run_on_a_drained_node_continues_elsewhere_after_a_stop(
         run.wait_for_step(10)
         assert run.ends == []
         run.cli("stop", "--requeue", run.dir.run_id)
-        ends_as_undisturbed(run, tmp_path_factory)
+        assert run.wait_until_over() == 0, run.story
     assert node not in nodes_of(run, 2)
+    ends_as_undisturbed(run, tmp_path_factory)
     assert run.ends == [("stop", "requeue"), ("completed", "end")]
 
 
