@@ -28,8 +28,9 @@ from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint.node_sharing import WHOLE, Offer, groups
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.restore import Restorer
-from hpcaccel.checkpoint.training_state import OWN_KEYS, SHARED_TREE, TrainingState, rank_tree
+from hpcaccel.checkpoint.training_state import SHARED_TREE, TrainingState, rank_tree
 from hpcaccel.checkpoint_files import manifest
+from hpcaccel.checkpoint_files.contents import OWN_KEYS
 from hpcaccel.core.durable_files import fsync_directory
 from hpcaccel.errors import CheckpointError, Damaged
 

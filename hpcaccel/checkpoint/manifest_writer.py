@@ -26,10 +26,10 @@ from torch.distributed.checkpoint.metadata import (
 
 import hpcaccel
 from hpcaccel.checkpoint.tree import dtype_of
-from hpcaccel.checkpoint_files.manifest import VERSION, read, read_index, seal
+from hpcaccel.checkpoint_files.manifest import VERSION
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["Index", "Piece", "describe", "processor", "read", "read_index", "seal"]
+__all__ = ["Index", "Piece", "describe", "processor"]
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,6 @@ from hpcaccel.errors import CheckpointError
 __all__ = ["FirstRank", "SaveContent", "collect"]
 
 
-# -- tensors by key
-
-
 @dataclass(frozen=True)
 class FirstRank:
     """Rank 0's parameters and buffers, which ``collect`` compares with those of the other ranks.

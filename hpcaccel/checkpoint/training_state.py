@@ -22,14 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from hpcaccel.checkpoint.device_generator import device_generator
-from hpcaccel.checkpoint_files.contents import OWN_KEYS
 from hpcaccel.errors import CheckpointError
 
 if TYPE_CHECKING:
     from hpcaccel.checkpoint.attached_files import AttachedFiles
 
 __all__ = [
-    "OWN_KEYS",
     "SHARED_TREE",
     "Stateful",
     "TrainingState",

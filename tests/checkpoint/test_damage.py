@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hpcaccel import checkpoint_files
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState, manifest_writer
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState
+from hpcaccel.checkpoint_files import manifest
 from hpcaccel.errors import CheckpointError
 from tests.checkpoint.training import Training
 from tests.checkpoint.world import run_ranks
@@ -155,7 +156,7 @@ def test_manifest_of_a_newer_format_is_refused(two):
     directory, _ = two
     path = directory / "step_00000002" / checkpoint_files.MANIFEST
     content = {**json.loads(path.read_text()), "version": 99}
-    path.write_bytes(manifest_writer.seal(content))
+    path.write_bytes(manifest.seal(content))
     with pytest.raises(CheckpointError, match="format version 99, written by a newer hpcaccel"):
         CheckpointEngine(directory).load(path.parent, TrainingState())
     assert path.exists()

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hpcaccel.checkpoint import CheckpointEngine, TrainingState, manifest_writer
+from hpcaccel.checkpoint import CheckpointEngine, TrainingState
+from hpcaccel.checkpoint_files import manifest
 from tests.checkpoint.training import OPTIMIZERS, Training
 from tests.checkpoint.world import run_ranks
 
@@ -118,7 +119,7 @@ def test_bit_exact_checkpoint_without_reasons_loads_as_state_exact(tmp_path):
     path = engine.save(TrainingState(), step=1, guarantee="bit-exact")
     content = json.loads((path / "COMMITTED").read_text())
     del content["guarantee_reasons"], content["crc32"]
-    (path / "COMMITTED").write_bytes(manifest_writer.seal(content))
+    (path / "COMMITTED").write_bytes(manifest.seal(content))
     loaded = CheckpointEngine(tmp_path).load(path, TrainingState())
     assert loaded.guarantee == "state-exact"
     assert "did not check where the batches came from" in loaded.differences[0]
