@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from hpcaccel.checkpoint.block_files import BlockSummary, write_block
@@ -60,6 +61,8 @@ def deliver(paths: SavePaths, written: WrittenFile, *, block: Block | None) -> N
         pass  # another writer merges them, or rank 0 has them already
     except OSError as error:
         log.warning("cannot merge the reports in %s, rank 0 reads them one by one: %s", folder, error)
+        with suppress(OSError):  # rank 0 then does so some time later
+            (folder / _MERGING).unlink()
 
 
 def gather(paths: SavePaths, count: int, check: Callable[[], None]) -> list[WrittenFile]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -102,6 +103,22 @@ def test_block_of_a_writer_that_was_killed_while_it_merged_is_written_by_rank_0_
     polls: list[None] = []
     assert save_reports.gather_blocks(paths, 5, lambda: polls.append(None)) == expected(tmp_path, list(range(5)), 5)
     assert len(polls) > 2
+
+
+def test_block_whose_writer_has_no_room_for_its_part_is_written_by_rank_0_without_a_wait(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_blocks, "BLOCK", 2)
+    monkeypatch.setattr(save_reports, "MERGE_SECONDS", 0.0)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(save_reports, "write_block", full)
+        for rank in range(2):
+            deliver(paths, rank, 3)
+    deliver(paths, 2, 3)
+    assert not (paths.results / "block_00000" / "merging").exists()
+    assert save_reports.gather_blocks(paths, 3, list) == expected(tmp_path, [0, 1, 2], 3)
 
 
 def test_reports_of_a_block_are_merged_by_one_writer(paths, monkeypatch):
