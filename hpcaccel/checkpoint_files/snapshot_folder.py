@@ -21,6 +21,7 @@ from pathlib import Path
 
 from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.run_dir import RunDir
+from hpcaccel.core.run_ledger import RunLedger
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["SnapshotFolder", "remove", "remove_stale"]
@@ -29,7 +30,8 @@ log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
 ABANDONED_SECONDS = 3600.0
-"""A run whose lease was never released, and whose ranks have been gone for this long, counts as ended."""
+"""A run that has neither ended nor been paused counts as over if its snapshots have not changed for this long: its
+supervisor was killed, or its requeued job is still pending."""
 
 
 def _user_folder() -> Path:
@@ -141,11 +143,22 @@ def remove_stale(*, besides: Path) -> None:
 
 
 def _is_over(folder: Path) -> bool:
-    """Whether a run without living ranks on this node is not running elsewhere either, or was killed long ago."""
+    """Whether a run without living ranks on this node has ended or is paused, or has not changed its snapshots for
+    ``ABANDONED_SECONDS``."""
     owner = read_json(folder / "owner.json")
     changed = max((entry.stat().st_mtime for entry in [folder, *folder.iterdir()]), default=0.0)
-    is_old = time.time() - changed > ABANDONED_SECONDS
-    return is_old if owner is None else is_old or not RunDir(owner["run"]).lease.exists()
+    if time.time() - changed > ABANDONED_SECONDS:
+        return True
+    return owner is not None and not _continues(RunDir(owner["run"]))
+
+
+def _continues(run: RunDir) -> bool:
+    """Whether a supervisor works on a run, or the run will continue by itself: between the end of a requeued job and
+    its next start, no supervisor holds the lease."""
+    if run.lease.exists():
+        return True
+    ledger = RunLedger.read(run)
+    return ledger.last is not None and ledger.settled is None
 
 
 def _delete(folder: Path) -> None:

@@ -23,7 +23,8 @@ from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
 from hpcaccel.checkpoint.written_file import WrittenFile
 from hpcaccel.checkpoint_files import snapshot_folder, verify
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
-from hpcaccel.core.durable_files import write_json
+from hpcaccel.core.durable_files import append_line, write_json
+from hpcaccel.core.records import AttemptEnd, AttemptStart, Decision, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import CheckpointError, Damaged
 from tests.checkpoint.test_damage import flip
@@ -444,6 +445,29 @@ def test_stale_folders_are_removed_and_those_of_living_ranks_and_runs_stay(memor
     assert {name for name, folder in folders.items() if folder.run.exists()} == {"own", "alive"}
     snapshot_folder.remove(runs["own"].path)
     assert not folders["own"].run.exists()
+
+
+@pytest.mark.parametrize(
+    ("decision", "stays"), [("requeue", True), ("pause", False), ("end", False)], ids=lambda value: str(value)
+)
+def test_snapshots_of_a_requeued_job_stay_until_its_next_start(
+    memory: Path, tmp_path: Path, decision: Decision, stays: bool
+) -> None:
+    """No supervisor holds the run's lease while its job is pending again."""
+    run = RunDir(tmp_path / "other")
+    run.create()
+    folder = SnapshotFolder(run.path, "n1")
+    folder.close()
+    append_line(run.ledger, to_dict(AttemptStart(attempt=1, time=1.0, job_id="7")))
+    append_line(run.ledger, to_dict(AttemptEnd(attempt=1, time=2.0, job_id="7", reason="preempted", decision=decision)))
+    snapshot_folder.remove_stale(besides=tmp_path / "own")
+    assert folder.run.exists() is stays
+    if stays:
+        long_ago = time.time() - 2 * snapshot_folder.ABANDONED_SECONDS
+        for path in (folder.run, *folder.run.iterdir()):
+            os.utime(path, (long_ago, long_ago))
+        snapshot_folder.remove_stale(besides=tmp_path / "own")
+        assert not folder.run.exists()
 
 
 def test_lock_is_released_when_the_process_is_killed(memory: Path, tmp_path: Path) -> None:
