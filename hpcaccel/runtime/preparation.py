@@ -136,7 +136,7 @@ def _optimizer(setup: Setup, optimizer: Optimizer, place: bool) -> PreparedOptim
         scaling=session.scaling,
         before_step=partial(session.sharded.refuse_lost_gradients, optimizer),
         checks=session.sharded.modules,
-        on_step=boundary.first_optimizer_stepped if first else partial(boundary.other_optimizer_stepped, optimizer),
+        on_step=boundary.count_step if first else partial(boundary.other_optimizer_stepped, optimizer),
         reducer=xla_device.reducer(session.group),
     )
     if session.group.world_size > 1 and not session.prepared.models and session.group.device.type != "xla":

@@ -293,7 +293,11 @@ class TrainingMixin(SessionMixin):
         session = self._setup.session
         if session.was_reset:
             session = self._session
-        session.loop.checkpoint()
+        loop = session.loop
+        if loop.boundary.script_reports and loop.optimizers:
+            loop.step_is_over()  # all that ``loop.checkpoint`` would do
+        else:
+            loop.checkpoint()
 
     def should_stop(self) -> bool:
         """Whether the training is to end for good; ``epochs``, ``steps`` and the training's loader then end, too."""

@@ -78,7 +78,7 @@ def _adopt(setup: Setup, parts: EngineParts, engine: Any, optimizer: Any, schedu
     """Make the engine the one that this training steps, saves and loads. Returns the prepared optimizer and scheduler
     by the ``id`` of the script's."""
     session, group = setup.session, setup.session.group
-    wrapper = DeepSpeedEngineWrapper(engine, on_step=session.loop.boundary.first_optimizer_stepped)
+    wrapper = DeepSpeedEngineWrapper(engine, on_step=session.loop.boundary.count_step)
     engine.__dict__["_hpcaccel_no_sync"] = NoSync(wrapper.set_reduction)
     files = EngineFiles(engine, group)
     prepared = DeepSpeedOptimizerWrapper(optimizer, on_step=wrapper.count)

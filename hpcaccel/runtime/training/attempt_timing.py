@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,27 +40,38 @@ class StepTimes:
     """Median and maximum of many durations. The median is computed from a sample of fewer than ``SAMPLE`` evenly spaced
     durations."""
 
-    __slots__ = ("_count", "_sample", "_stride", "largest")
+    __slots__ = ("_count", "_largest", "_new", "_sample", "_stride", "add")
 
     def __init__(self) -> None:
-        self.largest = 0.0
+        self._largest = 0.0
         self._sample: list[float] = []
         self._stride = 1
         self._count = 0
+        self._new = array("d")
+        self.add: Callable[[float], None] = self._new.append
+        """Add a duration in seconds. Durations are kept until ``largest`` or ``median`` is read."""
 
-    def add(self, seconds: float) -> None:
-        if seconds > self.largest:
-            self.largest = seconds
-        self._count = count = self._count + 1
-        if count % self._stride == 0:
-            self._sample.append(seconds)
-            if len(self._sample) == SAMPLE:
-                del self._sample[::2]
-                self._stride *= 2
+    @property
+    def largest(self) -> float:
+        """0 if there is none."""
+        self._take_new()
+        return self._largest
 
     @property
     def median(self) -> float | None:
+        self._take_new()
         return _median(self._sample) if self._sample else None
+
+    def _take_new(self) -> None:
+        for self._count, seconds in enumerate(self._new, self._count + 1):
+            if self._count % self._stride == 0:
+                self._sample.append(seconds)
+                if len(self._sample) == SAMPLE:
+                    del self._sample[::2]
+                    self._stride *= 2
+            if seconds > self._largest:
+                self._largest = seconds
+        del self._new[:]
 
 
 class AttemptClock:

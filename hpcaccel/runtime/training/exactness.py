@@ -44,9 +44,10 @@ class Exactness:
         self._device = device
         self._seen: dict[str, str] = {}
         """First reason found in any step, by kind of reason."""
-        self._is_unfed = False
+        self.is_unfed = False
         """Whether ``_seen`` has a step that took no batch from a prepared loader."""
-        self._steps = 0
+        self.steps = 0
+        """Number of steps of the first prepared optimizer in this process."""
         self.has_gradients = False
         """Whether a backward pass has begun since the last step of an optimizer."""
         self._generators = ScriptGenerators()
@@ -65,27 +66,18 @@ class Exactness:
         Later calls do nothing.
         """
         if self._deterministic and self._begun_at is None:
-            self._begun_at = self._steps
+            self._begun_at = self.steps
             self._look_at_generators(begins=True)
             self._buffers.changed(self._prepared.models)
 
-    def stepped(self, step: int, epoch: int, *, first: bool = True) -> None:
-        """Record that an optimizer has stepped.
-
-        Args:
-            step: number of completed steps.
-            first: whether the optimizer is the first prepared one. Only its steps are counted.
-        """
+    def stepped(self, step: int, epoch: int) -> None:
+        """Record that the first prepared optimizer has stepped. ``step`` is the number of completed steps."""
         self.has_gradients = False
-        if not first:
-            return
-        self._steps += 1
+        self.steps += 1
         source = self._in_use.current
-        if source is None and self._is_unfed:
-            return
         if source is None or source.given_at_step != step - 1 or not self._holds(source):
-            if not self._is_unfed:
-                self._is_unfed = True
+            if not self.is_unfed:
+                self.is_unfed = True
                 self._seen["unfed"] = f"step {step} took no batch from a prepared DataLoader"
             return
         takes = self._takes.setdefault(source.identity, _Takes())
@@ -109,7 +101,7 @@ class Exactness:
         return list(self._found(step, epoch))
 
     def _found(self, step: int, epoch: int) -> Iterator[str]:
-        if not self._steps:
+        if not self.steps:
             yield "saved before the first step, when the source of the training's batches is unknown"
         yield from self._seen.values()
         if self.in_backward:
@@ -128,7 +120,7 @@ class Exactness:
         yield from self._look_at_generators()
         if changed := self._buffers.changed(self._prepared.models):
             yield f"buffers that are not saved (persistent=False) have changed: {', '.join(changed)}"
-        if self._steps and self._steps == self._begun_at and (self._generators.any or self._buffers.any):
+        if self.steps and self.steps == self._begun_at and (self._generators.any or self._buffers.any):
             yield "changes to the script's generators and unsaved buffers before its first step are unknown"
         if self._has_other_iterators():
             yield "a DataLoader that was not prepared is partly read"

@@ -67,7 +67,7 @@ class Loop:
         self._agreed = AgreedActions(context, stop, self.saves, self._end)
         self._counters, self._clock, self._status = context.counters, context.clock, context.status
         self._own_time, self._exactness = context.own_time, context.exactness
-        self._flag, self._optimizers = context.flag, context.prepared.optimizers
+        self._flag, self.optimizers = context.flag, context.prepared.optimizers
         self._is_running = False
         """Whether a step is over since this object was created, and since the last loop ended."""
 
@@ -148,8 +148,8 @@ class Loop:
         if not boundary.script_reports:
             self._manage()
             boundary.script_reports = True
-        if not self._optimizers:
-            boundary.count()
+        if not self.optimizers:
+            boundary.count_step(is_prepared=False)
         self.step_is_over()
 
     def should_stop(self) -> bool:
