@@ -143,7 +143,7 @@ class CheckpointEngine:
         paths = SavePaths(self.directory, facts["step"], self._attempt)
         save = SaveOperation(ranks, paths, state, facts, fill)
         self._retention.wait()  # the save may need the space
-        if ranks.first(save.what, lambda: self._branch.make_way(paths, alone=alone)):
+        if save.make_way(self._branch, alone=alone):
             return paths.final
         background = background and not alone and fill is None and state.attached is None
         pending = PendingSave(save.what, paths, facts["reason"], begun)

@@ -64,9 +64,7 @@ class CheckpointRanks:
         """Rank 0's value on all ranks; the other ranks' values are ignored."""
         if self.world_size == 1:
             return cast(T, value)
-        box = [value]
-        dist.broadcast_object_list(box, src=self._first(), group=self._group)
-        return cast(T, box[0])
+        return object_tree.broadcast(value, self._group)
 
     def run(self, what: str, work: Callable[[], T]) -> T:
         """Run ``work`` on every rank.
@@ -180,9 +178,6 @@ class CheckpointRanks:
             parts.append(text if self.world_size == 1 else f"{text} ({where[0]}{more})")
         kind = Damaged if any(damaged for _, _, damaged in problems.values()) else CheckpointError
         return kind(f"{what}: " + "; ".join(parts))
-
-    def _first(self) -> int:
-        return 0 if self._group is None else dist.get_global_rank(self._group, 0)
 
 
 Problem = tuple[str, str, bool]

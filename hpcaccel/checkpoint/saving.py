@@ -157,8 +157,21 @@ class SaveOperation:
         self._state = state
         self._facts = facts
         self._fill = fill
+        self._first_rank: FirstRank | None = None
         self._attached: list[WrittenFile] = []
         """The files of another library, see ``TrainingState.attached``."""
+
+    def make_way(self, branch: Branch, *, alone: bool) -> bool:
+        """``Branch.make_way`` on rank 0. Unless ``fill`` or another library may still change the state, the answer
+        tells the other ranks the parameters of rank 0, too: one message less during which the training waits."""
+
+        def prepare() -> tuple[bool, FirstRank | None]:
+            is_committed = branch.make_way(self.paths, alone=alone)
+            is_final = not is_committed and not self._has_extra and self._ranks.world_size > 1
+            return is_committed, FirstRank.of(self._state) if is_final else None
+
+        is_committed, self._first_rank = self._ranks.first(self.what, prepare)
+        return is_committed
 
     @contextmanager
     def removed_on_error(self) -> Iterator[None]:
@@ -175,7 +188,9 @@ class SaveOperation:
         save in the background or of several blocks, the results folder."""
         if self._has_extra:
             self._write_extra()
-        first = self._ranks.first(self.what, lambda: FirstRank.of(self._state)) if self._ranks.world_size > 1 else None
+        first = self._first_rank
+        if first is None and self._ranks.world_size > 1:
+            first = self._ranks.first(self.what, lambda: FirstRank.of(self._state))
 
         def begin() -> None:
             commit.begin(self.paths.temporary)

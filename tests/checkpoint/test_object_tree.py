@@ -1,4 +1,4 @@
-"""Gather, fold and scatter along a tree of ranks, and the errors that travel with them."""
+"""Broadcast, and gather, fold and scatter along a tree of ranks, and the errors that travel with them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,34 @@ def test_values_of_different_sizes_reach_rank_0_and_parts_reach_their_rank():
     assert results[0][0] == {rank: "x" * (1 + 1000 * rank) for rank in range(RANKS)}
     assert [found for found, *_ in results[1:]] == [None] * (RANKS - 1)
     assert [part for _, part, *_ in results] == [[rank, None] for rank in range(RANKS)]
-    for _, _, gathered, scattered in results:  # a message has two parts: its size and its data
+    for _, _, gathered, scattered in results:  # large objects are two messages, small ones one
         assert gathered <= 2
-        assert scattered <= 2 * math.ceil(math.log2(RANKS))
+        assert scattered <= math.ceil(math.log2(RANKS))
+
+
+SIZES = (0, 1, 900, 990, 1000, 1001, 1002, 1003, 1004, 1010, 1016, 1024, 1100, 100_000)
+"""Sizes of objects around the size of the first message, to which pickle adds some bytes."""
+
+
+def of_every_size(rank):
+    calls = []
+    original = dist.broadcast
+    dist.broadcast = lambda *args, **words: (calls.append(1), original(*args, **words))
+    found = []
+    for size in SIZES:
+        calls.clear()
+        value = object_tree.broadcast(bytes(size) if rank == 0 else "ignored", None)
+        gathered = object_tree.gather({rank: bytes(size)}, None)
+        found.append((value == bytes(size), gathered in (None, dict.fromkeys(range(RANKS), value)), len(calls)))
+    return found
+
+
+def test_objects_of_every_size_arrive_and_small_ones_are_one_message():
+    for found in run_ranks(of_every_size, world_size=RANKS):
+        assert [arrived for arrived, _, _ in found] == [True] * len(SIZES)
+        assert [arrived for _, arrived, _ in found] == [True] * len(SIZES)
+        assert [calls for *_, calls in found][:3] == [1, 1, 1]
+        assert [calls for *_, calls in found][-2:] == [2, 2]
 
 
 def equal_answers(rank):

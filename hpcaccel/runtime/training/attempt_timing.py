@@ -63,14 +63,14 @@ class StepTimes:
         return _median(self._sample) if self._sample else None
 
     def _take_new(self) -> None:
-        for self._count, seconds in enumerate(self._new, self._count + 1):
+        for seconds in self._new:
+            self._count += 1
             if self._count % self._stride == 0:
                 self._sample.append(seconds)
                 if len(self._sample) == SAMPLE:
                     del self._sample[::2]
                     self._stride *= 2
-            if seconds > self._largest:
-                self._largest = seconds
+        self._largest = max(self._largest, max(self._new, default=0.0))
         del self._new[:]
 
 
