@@ -31,7 +31,7 @@ from hpcaccel import checkpoint_files
 from hpcaccel.checkpoint import commit, manifest_writer
 from hpcaccel.checkpoint.chunk_reading import read_chunks
 from hpcaccel.checkpoint.chunk_targets import ChunkTarget, chunk_targets, wrong_crc
-from hpcaccel.checkpoint.index_parts import IndexParts, read_whole
+from hpcaccel.checkpoint.index_parts import IndexSource, read_whole
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.node_sharing import LEAST_PART_BYTES, WHOLE, Offer, Share, offer, open_rings
 from hpcaccel.checkpoint.rank_blocks import block_of, make_block_folder, stored_file
@@ -139,7 +139,7 @@ class ShardReader(StorageReader):
         parts: the parts of the index that are not in it yet.
     """
 
-    def __init__(self, directory: Path, index: Index | None = None, parts: IndexParts | None = None) -> None:
+    def __init__(self, directory: Path, index: Index | None = None, parts: IndexSource | None = None) -> None:
         self._directory = Path(directory)
         self._index = index
         self.parts = parts

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.planner import LoadPlan
@@ -17,7 +17,7 @@ from hpcaccel.checkpoint.manifest_writer import Index
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.errors import CheckpointError, Damaged
 
-__all__ = ["IndexParts", "read_whole"]
+__all__ = ["IndexParts", "IndexSource", "lacking", "read_whole"]
 
 
 def read_whole(path: Path) -> Index:
@@ -33,6 +33,16 @@ def read_whole(path: Path) -> Index:
     for part in parts:
         index.add(part)
     return index
+
+
+class IndexSource(Protocol):
+    """Adds parts to an index, as a rank needs them."""
+
+    def read_of_rank(self, rank: int | None) -> None:
+        """Add the part with what ``rank`` has saved; nothing for None."""
+
+    def read_missing(self, tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> bool:
+        """Add parts with those tensors that ``plan`` does not cover. Returns whether anything was added."""
 
 
 class IndexParts:
@@ -81,10 +91,7 @@ class IndexParts:
             Damaged: a part is missing or damaged.
             CheckpointError: the whole index does not have what this rank loads of a tensor.
         """
-        covered = dict.fromkeys(tensors, 0)
-        for item in plan.items:
-            covered[item.dest_index.fqn] += math.prod(item.lengths)
-        missing = [key for key, tensor in tensors.items() if covered[key] < _local(tensor).numel()]
+        missing = lacking(tensors, plan)
         if not missing:
             return False
         if self._read(name for key in missing for name in self._overlapping(key, tensors[key])):
@@ -118,6 +125,14 @@ class IndexParts:
             self._index.add(manifest.read_listed(self._path, files, f"{name}/{manifest.INDEX}"))
             self._unread.discard(name)
         return bool(found)
+
+
+def lacking(tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> list[str]:
+    """The keys of those tensors of which ``plan`` does not cover this rank's part."""
+    covered = dict.fromkeys(tensors, 0)
+    for item in plan.items:
+        covered[item.dest_index.fqn] += math.prod(item.lengths)
+    return [key for key, tensor in tensors.items() if covered[key] < _local(tensor).numel()]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,17 +28,20 @@ from hpcaccel.core.durable_files import atomic_write
 from hpcaccel.errors import Damaged
 
 __all__ = [
-    "CompleteSnapshot",
-    "Holding",
+    "Holdings",
     "MappedFile",
+    "RankedSnapshot",
     "SnapshotKey",
     "SnapshotRecord",
     "complete",
     "facts_of",
     "holdings",
     "publish",
+    "ranks_in",
     "read_record",
+    "record_path",
     "remove_except",
+    "required_facts",
     "withdraw",
 ]
 
@@ -93,20 +96,15 @@ class SnapshotRecord:
         raise Damaged(f"{where} is damaged: its CRC does not match its content")
 
 
-class Holding(NamedTuple):
-    """A part that a node holds: the snapshot, the rank, the number of ranks, and the size of the file in bytes."""
-
-    key: SnapshotKey
-    rank: int
-    world_size: int
-    bytes: int
-
-
-class CompleteSnapshot(NamedTuple):
-    """A snapshot of which every part is held, and the number of ranks that took it, which is its number of parts."""
+class RankedSnapshot(NamedTuple):
+    """A snapshot, and the number of ranks that took it, which is its number of parts."""
 
     key: SnapshotKey
     world_size: int
+
+
+Holdings = dict[RankedSnapshot, dict[int, int]]
+"""The parts that a node holds of snapshots, which may not be complete: for each rank, the size of the file in bytes."""
 
 
 class MappedFile:
@@ -155,13 +153,13 @@ def publish(folder: Path, key: SnapshotKey, record: SnapshotRecord, file: Path) 
     place = folder / key.name
     place.mkdir(mode=0o700, exist_ok=True)
     os.rename(file, place / rank_file(record.rank))
-    atomic_write(_record_path(place, record.rank), record.to_bytes(), sync=False)
+    atomic_write(record_path(place, record.rank), record.to_bytes(), sync=False)
 
 
 def withdraw(folder: Path, key: SnapshotKey, rank: int, to: Path) -> None:
     """Undo ``publish``: remove the record, then move the file to ``to``, where it may be overwritten."""
     place = folder / key.name
-    _record_path(place, rank).unlink(missing_ok=True)
+    record_path(place, rank).unlink(missing_ok=True)
     os.rename(place / rank_file(rank), to)
     with contextlib.suppress(OSError):  # it still has the parts of other ranks
         place.rmdir()
@@ -173,13 +171,13 @@ def read_record(folder: Path, key: SnapshotKey, rank: int) -> SnapshotRecord:
     Raises:
         Damaged: the record is missing or damaged.
     """
-    path = _record_path(folder / key.name, rank)
+    path = record_path(folder / key.name, rank)
     return SnapshotRecord.from_bytes(manifest.read_file(path), path)
 
 
-def holdings(folder: Path) -> list[Holding]:
+def holdings(folder: Path) -> Holdings:
     """The parts in a node's folder that have an intact record and a file of the recorded size."""
-    found = []
+    found: defaultdict[RankedSnapshot, dict[int, int]] = defaultdict(dict)
     for place in sorted(folder.iterdir()):
         key = SnapshotKey.of(place.name)
         if key is None:
@@ -194,28 +192,36 @@ def holdings(folder: Path) -> list[Holding]:
             except (Damaged, FileNotFoundError):
                 continue
             if record.rank == int(match[1]) and size >= record.written.bytes:
-                found.append(Holding(key, record.rank, record.world_size, record.written.bytes))
-    return found
+                found[RankedSnapshot(key, record.world_size)][record.rank] = record.written.bytes
+    return dict(found)
 
 
-def complete(found: Iterable[Holding]) -> CompleteSnapshot | None:
-    """The newest snapshot of which every part is held; None if there is none."""
-    ranks: defaultdict[CompleteSnapshot, set[int]] = defaultdict(set)
-    for holding in found:
-        ranks[CompleteSnapshot(holding.key, holding.world_size)].add(holding.rank)
+def complete(found: Iterable[Holdings]) -> RankedSnapshot | None:
+    """The newest snapshot of which every part is held by one of the nodes; None if there is none."""
+    ranks: defaultdict[RankedSnapshot, set[int]] = defaultdict(set)
+    for holdings in found:
+        for snapshot, sizes in holdings.items():
+            ranks[snapshot].update(sizes)
     return max((one for one, those in ranks.items() if those == set(range(one.world_size))), default=None)
 
 
-def facts_of(records: Iterable[SnapshotRecord]) -> dict[str, Any]:
-    """The facts for the manifest.
+def ranks_in(folder: Path, key: SnapshotKey) -> set[int]:
+    """The ranks whose records are in a node's folder."""
+    names = (_RECORD.fullmatch(path.name) for path in (folder / key.name).iterdir())
+    return {int(name[1]) for name in names if name is not None}
 
-    Args:
-        records: those of all ranks.
+
+def facts_of(records: Iterable[SnapshotRecord]) -> dict[str, Any]:
+    """The facts for the manifest, from the records of all ranks.
 
     Raises:
         Damaged: rank 0's record has no facts.
     """
-    facts = next((record.facts for record in records if record.facts is not None), None)
+    return required_facts(next((record.facts for record in records if record.facts is not None), None))
+
+
+def required_facts(facts: dict[str, Any] | None) -> dict[str, Any]:
+    """Raises: Damaged: rank 0's record has no facts."""
     if facts is None:
         raise Damaged("rank 0's record has no facts")
     return dict(facts)
@@ -232,5 +238,6 @@ def remove_except(folder: Path, wanted: Callable[[Path], bool]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _record_path(place: Path, rank: int) -> Path:
+def record_path(place: Path, rank: int) -> Path:
+    """The record of a part in the folder of its snapshot."""
     return (place / rank_file(rank)).with_suffix(".json")

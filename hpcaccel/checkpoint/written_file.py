@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hpcaccel.checkpoint_files import manifest
 from hpcaccel.errors import CheckpointError
 
-__all__ = ["PlannedChunk", "WrittenFile", "check_coverage", "elements_of", "index_of", "tensors_of"]
+__all__ = ["PlannedChunk", "WrittenFile", "check_coverage", "elements_of", "index_of", "index_text", "tensors_of"]
 
 
 class PlannedChunk(NamedTuple):
@@ -92,6 +92,11 @@ def index_of(files: Iterable[WrittenFile]) -> bytes:
     tensors = tensors_of(files)
     for key, tensor in tensors.items():
         check_coverage(key, tensor["shape"], elements_of(tensor["chunks"]))
+    return index_text(tensors)
+
+
+def index_text(tensors: Mapping[str, Any]) -> bytes:
+    """An index as JSON. ``tensors``: see ``tensors_of``."""
     return json.dumps({"version": manifest.VERSION, "tensors": tensors}, separators=(",", ":")).encode()
 
 

@@ -9,6 +9,7 @@ import pytest
 from hpcaccel.checkpoint import CheckpointEngine, rank_blocks
 from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
+from hpcaccel.checkpoint.snapshot_index import SnapshotSummary
 from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
 from hpcaccel.checkpoint_files import snapshot_folder
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
@@ -56,9 +57,9 @@ def test_unchanged_bytes_are_linked_in_every_block_and_old_checkpoints_deleted(t
 # -- snapshots ---------------------------------------------------------------------------------------------------------
 
 
-def _snapshot(rank, shm, run, wrap):
+def _snapshot(rank, shm, run, wrap, block):
     """Ranks 0 to 2 on node a, rank 3 on node b; at the resume ranks 0 and 1 on a, 2 and 3 on b."""
-    rank_blocks.BLOCK = 2
+    rank_blocks.BLOCK = block
     snapshot_folder.SHARED_MEMORY = shm
     ranks = CheckpointRanks(rank=rank, world_size=RANKS)
     training = Training(wrap, seed=1, rank=rank)
@@ -74,19 +75,31 @@ def _snapshot(rank, shm, run, wrap):
     resume = SnapshotResume(ranks, SnapshotFolder(run, "aabb"[rank]), is_local_main=rank in (0, 2))
     found = resume.find(committed=None)
     again = Training(wrap, seed=2, rank=rank)
+    summaries = []
+    original = SnapshotSummary.of
+    SnapshotSummary.of = lambda *args, whole: summaries.append(whole) or original(*args, whole=whole)
     loaded = resume.load(found, again.state())
     from_memory = again.digest(buffers=False)
     again = Training(wrap, seed=3, rank=rank)
     again.load(engine)
-    return committed, loaded.step, from_memory == before, again.digest(buffers=False) == before
+    return committed, loaded.step, from_memory == before, again.digest(buffers=False) == before, summaries
 
 
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp"])
-def test_snapshots_are_loaded_from_memory_and_committed_to_the_disk(tmp_path, wrap):
+@pytest.mark.parametrize(
+    ("wrap", "block", "summaries"),
+    [
+        ("ddp", 2, [False]),
+        ("fsdp", 2, [False]),
+        ("fsdp", 1, [False]),
+        ("hsdp", 1, [False, True]),  # the other replica, on another node, has saved some chunks
+        ("fsdp", 4, [True]),  # one block
+    ],
+)
+def test_snapshots_are_loaded_from_memory_and_committed_to_the_disk(tmp_path, wrap, block, summaries):
     (tmp_path / "shm").mkdir()
     (tmp_path / "run").mkdir()
-    found = run_ranks(_snapshot, tmp_path / "shm", tmp_path / "run", wrap, world_size=RANKS)
-    assert found == [(7, 7, True, True)] * RANKS
+    found = run_ranks(_snapshot, tmp_path / "shm", tmp_path / "run", wrap, block, world_size=RANKS)
+    assert found == [(7, 7, True, True, summaries)] * RANKS
     path = tmp_path / "run" / "checkpoints" / "step_00000007"
-    assert (path / "block_00001" / "rank_00003.bin").exists()
+    assert (path / {1: "block_00003", 2: "block_00001", 4: ""}[block] / "rank_00003.bin").exists()
     assert verify(path).good

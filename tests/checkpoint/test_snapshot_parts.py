@@ -17,7 +17,7 @@ import torch.distributed as dist
 from hpcaccel.checkpoint import CheckpointEngine, node_snapshots, restore_rng, snapshot_parts
 from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
-from hpcaccel.checkpoint.snapshot_parts import Holding, SnapshotKey
+from hpcaccel.checkpoint.snapshot_parts import Holdings, RankedSnapshot, SnapshotKey
 from hpcaccel.checkpoint.snapshot_replicas import SnapshotReplicas, partners_of
 from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
 from hpcaccel.checkpoint.written_file import WrittenFile
@@ -67,8 +67,8 @@ def resume_of(folder: SnapshotFolder, *, rank: int = 0, world_size: int = 1, mai
 # -- which snapshot counts ---------------------------------------------------------------------------------------------
 
 
-def held(key: SnapshotKey, *ranks: int, of: int = 2) -> list[Holding]:
-    return [Holding(key, rank, of, 100) for rank in ranks]
+def held(key: SnapshotKey, *ranks: int, of: int = 2) -> list[Holdings]:
+    return [{RankedSnapshot(key, of): dict.fromkeys(ranks, 100)}]
 
 
 def test_only_a_snapshot_with_the_parts_of_all_ranks_counts() -> None:

@@ -361,7 +361,8 @@ def attack(chaos: Chaos, names: Sequence[str], *, epochs: int, strategy: str = "
         step = chaos.newest
         try:
             what = faults_of(memory=memory)[name](chaos)
-        except TimeoutError as error:
+        except (TimeoutError, FileNotFoundError, ProcessLookupError) as error:
+            # The last two: the process that was to be struck has ended just before, by a fault that struck earlier.
             chaos.missed += 1
             what = f"MISSED: {str(error).splitlines()[0]}"
             if chaos.missed <= len(names) // 5:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from hpcaccel.checkpoint import CheckpointEngine, LoadedCheckpoint
     from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
     from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
-    from hpcaccel.checkpoint.snapshot_resume import FoundSnapshot, SnapshotResume
+    from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
+    from hpcaccel.checkpoint.snapshot_transfer import FoundSnapshot
     from hpcaccel.checkpoint.training_state import Stateful
     from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
 
