@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import struct
+import sys
 from pathlib import Path
 from time import time
 
@@ -17,9 +18,9 @@ __all__ = ["FORMAT", "StepCounter", "read_counter"]
 FORMAT = struct.Struct("<qdqd")
 """Format of the step counter: the last step and its time (seconds since the epoch), stored twice. The copies differ
 while the file is being written."""
-_pack_into = FORMAT.pack_into
 LOOKS = 5
-"""Maximum number of reads of a counter whose two copies differ. A write makes them differ for nanoseconds."""
+"""Maximum number of reads of a counter whose two copies differ. A write makes them differ for less than a
+microsecond."""
 LOCAL = ("ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs")
 """File systems on which a written block can be overwritten even if the disk is full."""
 
@@ -38,6 +39,9 @@ class StepCounter:
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
         self._map: mmap.mmap | None = None
+        self._steps: memoryview[int] = memoryview(b"")
+        self._times: memoryview[float] = memoryview(b"").cast("d")
+        """The mapped file as integers and as floats: assignments take half of the time of ``FORMAT.pack_into``."""
         self._is_fresh = True
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
@@ -54,34 +58,42 @@ class StepCounter:
         """
         now = time()
         if self._map is not None:
-            _pack_into(self._map, 0, step, now, step, now)
+            steps, times = self._steps, self._times
+            steps[0] = step  # first, and last in the second copy: see ``read_counter``
+            times[1] = now
+            times[3] = now
+            steps[2] = step
             return
         os.pwrite(self._fd, FORMAT.pack(step, now, step, now), 0)
         if self._is_fresh:  # mapped after the first write, when the file has a block
             self._is_fresh = False
-            self._map = self._mapped(FORMAT.size)
+            self._map_file()
 
-    def _mapped(self, size: int) -> mmap.mmap | None:
+    def _map_file(self) -> None:
         with contextlib.suppress(OSError):
-            if file_system(os.fstat(self._fd).st_dev) in LOCAL:
-                return mmap.mmap(self._fd, size)
-        return None
+            if sys.byteorder == "little" and file_system(os.fstat(self._fd).st_dev) in LOCAL:
+                self._map = mmap.mmap(self._fd, FORMAT.size)
+                self._steps, self._times = memoryview(self._map).cast("q"), memoryview(self._map).cast("d")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a late file-system error does not matter
             if self._map is not None:
+                self._steps.release()
+                self._times.release()
                 self._map.close()
             os.close(self._fd)
 
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
-    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step. None if no
-    step is recorded, or if the two copies still differ after ``LOOKS`` reads (the rank was killed during a write)."""
+    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step, or while it wrote to
+    the mapped file: then the first copy has the step after that of the second one. None if no step is recorded, or if the
+    copies still differ in another way after ``LOOKS`` reads."""
+    step, when, second_step, second_when = 0, 0.0, 0, 0.0
     for _ in range(LOOKS):
         try:
-            *first, step, when = FORMAT.unpack(run.step_counter(attempt).read_bytes())
-            if step and first == [step, when]:
-                return step, when
+            step, when, second_step, second_when = FORMAT.unpack(run.step_counter(attempt).read_bytes())
         except (OSError, struct.error):
             return None  # no step yet, or the program does not use the runtime
-    return None
+        if step and (step, when) == (second_step, second_when):
+            return step, when
+    return (step, when) if step == second_step + 1 else None
