@@ -85,9 +85,11 @@ class StepCounter:
 
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
-    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step, or while it wrote to
-    the mapped file: then the first copy has the step after that of the second one. None if no step is recorded, or if the
-    copies still differ in another way after ``LOOKS`` reads."""
+    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step.
+
+    If it was killed while it wrote to the mapped file, the first copy has the step after that of the second one. None
+    if no step is recorded, or if the copies still differ in another way after ``LOOKS`` reads.
+    """
     step, when, second_step, second_when = 0, 0.0, 0, 0.0
     for _ in range(LOOKS):
         try:

@@ -21,8 +21,9 @@ from hpcaccel.core.stop_requests import StopRequest
 from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.rank_logger import configure_training_log
 from hpcaccel.runtime.settings import OutputLocation
-from hpcaccel.runtime.training.attempt_timing import AttemptClock, StepTimes
+from hpcaccel.runtime.training.attempt_timing import AttemptClock
 from hpcaccel.runtime.training.process_exit import is_in_time, read_request
+from hpcaccel.runtime.training.step_times import StepTimes
 from tests.runtime.ranks import Ranks, make_run, outcome
 
 
@@ -32,6 +33,17 @@ def test_step_times_give_median_and_maximum_of_100_000_steps() -> None:
         times.add(float(number % 101))
     assert times.largest == 100
     assert times.median == pytest.approx(50, abs=3)
+
+
+def test_step_times_do_not_count_what_lies_between_steps() -> None:
+    times = StepTimes()
+    times.begin_at(100.0)
+    for end in (101.0, 103.0, 104.0):
+        times.end_at(end)
+    times.begin_at(150.0)
+    times.end_at(152.0)
+    times.add(0.5)
+    assert (times.largest, times.median, times.last_end) == (2.0, 1.0, 152.0)
 
 
 def test_timing_file_contains_the_measured_times_and_steps(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ import atexit
 import logging
 import os
 import time
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
@@ -22,56 +21,17 @@ from hpcaccel.core.process_identity import started_at
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.step_counter import StepCounter
 from hpcaccel.runtime.rank_logger import TRAINING_LOG
+from hpcaccel.runtime.training.step_times import StepTimes, median_of
 
 if TYPE_CHECKING:
     from hpcaccel.core.rank_records import Timing
 
-__all__ = ["AttemptClock", "StepTimes"]
+__all__ = ["AttemptClock"]
 
 logger = logging.getLogger(TRAINING_LOG)
 
 FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0
 """Seconds between two writes while no event occurs: ``FIRST_SECONDS`` at first, doubled up to ``MOST_SECONDS``."""
-SAMPLE = 512
-"""Number of durations in a sample at which every second duration is dropped."""
-
-
-class StepTimes:
-    """Median and maximum of many durations. The median is computed from a sample of fewer than ``SAMPLE`` evenly spaced
-    durations."""
-
-    __slots__ = ("_count", "_largest", "_new", "_sample", "_stride", "add")
-
-    def __init__(self) -> None:
-        self._largest = 0.0
-        self._sample: list[float] = []
-        self._stride = 1
-        self._count = 0
-        self._new = array("d")
-        self.add: Callable[[float], None] = self._new.append
-        """Add a duration in seconds. Durations are kept until ``largest`` or ``median`` is read."""
-
-    @property
-    def largest(self) -> float:
-        """0 if there is none."""
-        self._take_new()
-        return self._largest
-
-    @property
-    def median(self) -> float | None:
-        self._take_new()
-        return _median(self._sample) if self._sample else None
-
-    def _take_new(self) -> None:
-        for seconds in self._new:
-            self._count += 1
-            if self._count % self._stride == 0:
-                self._sample.append(seconds)
-                if len(self._sample) == SAMPLE:
-                    del self._sample[::2]
-                    self._stride *= 2
-        self._largest = max(self._largest, max(self._new, default=0.0))
-        del self._new[:]
 
 
 class AttemptClock:
@@ -96,7 +56,8 @@ class AttemptClock:
         self._attempt = attempt
         self._steps = StepTimes()
         self._saves: list[float] = []
-        self._last: float | None = None
+        self._end_step_at = self._steps.end_at
+        self._has_stepped = False
         self._step = 0
         self._waited_for_data = waited_for_data
         self._waited_before = 0.0
@@ -154,7 +115,7 @@ class AttemptClock:
         A load after the first step, such as loading the best model for an evaluation, does not change the step from
         which this attempt was resumed.
         """
-        if self._last is None:
+        if not self._has_stepped:
             self._note(loaded=time.time(), resumed_step=step)
         self._step = step
 
@@ -177,15 +138,20 @@ class AttemptClock:
         if self._run is None:
             return
         now = monotonic()
-        if self._last is None:
+        if step == self._step + 1 and now < self._write_at and not self._stalled:
+            self._end_step_at(now)
+            self._step = step
+        elif self._has_stepped:
+            self._steps_are_over(now, step)
+        else:
             self._first(now, step)
-            return
+
+    def _steps_are_over(self, now: float, step: int) -> None:
         count = step - self._step
-        if count == 1:
-            self._steps.add(now - self._last - self._stalled)
-        elif count > 0:
-            self._steps.add((now - self._last - self._stalled) / count)
-        self._last, self._step, self._stalled = now, step, 0.0
+        if count > 0:
+            self._steps.add((now - self._steps.last_end - self._stalled) / count)
+        self._steps.begin_at(now)
+        self._step, self._stalled = step, 0.0
         if now >= self._write_at:
             self._every = min(2 * self._every, MOST_SECONDS)
             self._write_at = now + self._every
@@ -193,7 +159,8 @@ class AttemptClock:
 
     def _first(self, now: float, step: int) -> None:
         start, self._stalled = self._stalled, 0.0
-        self._last, self._step = now, step
+        self._has_stepped, self._step = True, step
+        self._steps.begin_at(now)
         self._write_at = now + self._every
         self._waited_before = self._waited_for_data() or 0.0
         self._note(first_step_time=time.time(), stall_before_first_step=start)
@@ -270,7 +237,7 @@ class AttemptClock:
         from hpcaccel.core.rank_records import whole_save_seconds
 
         written = whole_save_seconds(line for line, _ in read_lines(self._run.saves(self._attempt)))
-        known = [_median(times) for times in (self._saves, written) if times]
+        known = [median_of(times) for times in (self._saves, written) if times]
         return max(known, default=self._times.slowest_save_seconds)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -282,15 +249,15 @@ class AttemptClock:
 
     def _write(self) -> None:
         assert self._run is not None
-        if self._last is not None:
+        if self._has_stepped:
             waited = self._waited_for_data()
             self._times = replace(
                 self._times,
                 last_step=self._step,
-                last_step_time=time.time() - (time.monotonic() - self._last),
+                last_step_time=time.time() - (time.monotonic() - self._steps.last_end),
                 step_seconds=self._steps.median,
                 slowest_step_seconds=self._steps.largest or None,
-                save_seconds=_median(self._saves) if self._saves else None,
+                save_seconds=median_of(self._saves) if self._saves else None,
                 stall_after_last_step=self._stalled,
                 data_wait_seconds=None if waited is None else waited - self._waited_before,
             )
@@ -316,9 +283,3 @@ class AttemptClock:
         if self._counter is not None:
             self._counter.close()
             self._counter = None
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
