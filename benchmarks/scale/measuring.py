@@ -98,6 +98,7 @@ def measure(progress: Callable[[str], None], only: str = "") -> tuple[dict[str, 
     indexes = cache(plan_costs.index_costs)
     add("plan: bytes of the index", "bytes", "P", lambda p: indexes(p)["index_bytes"], critical=False)
     add("plan: parsing the index", "s", "P", lambda p: indexes(p)["parse_seconds"], fitted=3)
+    add("snapshot: bytes of the index at a rank", "bytes", "constant", plan_costs.snapshot_index_bytes, WORLDS)
     add("attempt: entries of a folder", "entries", "P", record_costs.attempt_entries, critical=False)
     add("attempt: reading all heartbeats", "s", "P", record_costs.heartbeat_seconds, (8, 16, 32, 64), critical=False)
     many = (500, 1000, 2000, 5000)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scale.forked_ranks import in_processes
 
-__all__ = ["TENSORS", "index_costs", "plan_costs"]
+if TYPE_CHECKING:
+    from hpcaccel.checkpoint.written_file import WrittenFile
+
+__all__ = ["TENSORS", "index_costs", "plan_costs", "snapshot_index_bytes"]
 
 TENSORS = 64
 """Tensors, each split over all ranks."""
@@ -65,18 +68,40 @@ def _plan_costs(ranks: int) -> dict[str, float]:
 def index_costs(ranks: int) -> dict[str, float]:
     """Bytes of the index, and seconds in which a rank parses it. The fastest of ``TURNS`` turns."""
     from hpcaccel.checkpoint.manifest_writer import Index
-    from hpcaccel.checkpoint.rank_blocks import stored_file
-    from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile, index_of
+    from hpcaccel.checkpoint.written_file import index_of
 
-    size, length = [ROWS * ranks, COLUMNS], 4 * ROWS * COLUMNS
-    files = []
-    for rank in range(ranks):
-        names = (f"models.0.layers.{number}.attention.weight" for number in range(TENSORS))
-        chunks = [PlannedChunk(name, "float32", size, [rank * ROWS, 0], [ROWS, COLUMNS], length) for name in names]
-        files.append(WrittenFile.of(stored_file(rank, ranks), [0] * TENSORS, [length] * TENSORS, chunks))
-    text = index_of(files)
+    text = index_of(_written(rank, ranks) for rank in range(ranks))
     _, parse_seconds = _fastest(lambda: Index.from_json(text))
     return {"index_bytes": len(text), "parse_seconds": parse_seconds}
+
+
+def snapshot_index_bytes(ranks: int) -> float:
+    """Bytes of the index of a snapshot in memory that a rank receives, and adds from the record of its own part.
+
+    Args:
+        ranks: a power of two.
+    """
+    from hpcaccel.checkpoint.snapshot_index import SnapshotSummary
+    from hpcaccel.checkpoint.snapshot_parts import SnapshotRecord
+    from hpcaccel.checkpoint.written_file import index_text, tensors_of
+
+    record = SnapshotRecord(0, ranks, _written(0, ranks), facts={"step": 1})
+    summary = SnapshotSummary.of([record], whole=False)
+    for _ in range((ranks - 1).bit_length()):  # messages that rank 0 receives, one after the other
+        summary = summary.joined(pickle.loads(pickle.dumps(summary)))  # noqa: S301 (made here)
+    _, text = summary.manifest_and_index()
+    return len(text) + len(index_text(tensors_of([record.written], lambda chunk: chunk.in_block)))
+
+
+def _written(rank: int, ranks: int) -> WrittenFile:
+    """The file of a rank with its part of each tensor."""
+    from hpcaccel.checkpoint.rank_blocks import stored_file
+    from hpcaccel.checkpoint.written_file import PlannedChunk, WrittenFile
+
+    size, shape, length = [ROWS * ranks, COLUMNS], [ROWS, COLUMNS], 4 * ROWS * COLUMNS
+    names = (f"models.0.layers.{number}.attention.weight" for number in range(TENSORS))
+    chunks = [PlannedChunk(name, "float32", size, [rank * ROWS, 0], shape, length, in_block=True) for name in names]
+    return WrittenFile.of(stored_file(rank, ranks), [0] * TENSORS, [length] * TENSORS, chunks)
 
 
 def _fastest(call: Callable[[], Any]) -> tuple[Any, float]:
