@@ -185,8 +185,8 @@ def launch(**values: Any) -> LaunchSpec:
 
 
 def test_more_ranks_than_open_files_have_no_warm_parents(monkeypatch: pytest.MonkeyPatch) -> None:
-    for limit, why in ((1024, ""), (899, "800 ranks and at most 899 open files (ulimit -n)")):
-        monkeypatch.setattr(eligible_runs, "_most_files", lambda limit=limit: limit)
+    for limit, why in ((1024, ""), (899, "800 ranks and at most 899 open files (ulimit -Hn)")):
+        monkeypatch.setattr(eligible_runs, "most_open_files", lambda limit=limit: limit)
         assert eligible_runs.why_not_warm(launch()) == why
 
 

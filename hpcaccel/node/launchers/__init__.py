@@ -17,6 +17,7 @@ from typing import Protocol
 from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.free_port import free_port
 from hpcaccel.core.launch_spec import LaunchSpec
+from hpcaccel.core.open_files import allow_open_files
 from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.process_identity import node_name
 from hpcaccel.core.run_dir import RunDir
@@ -26,6 +27,7 @@ from hpcaccel.node.environment.staging import STAGE_DIR
 from hpcaccel.node.launchers.local_ranks import LocalAgent, LocalRanks
 from hpcaccel.node.launchers.srun_ranks import STEP_FILE, SrunRanks
 from hpcaccel.node.rank import RESUME_ARGS, WARM, attempt_variables, rank_arguments
+from hpcaccel.node.warm.eligible_runs import files_of
 from hpcaccel.node.warm.warm_channel import WarmConnection, WarmListener
 from hpcaccel.node.warm.warm_ranks import WarmRanks, WarmStep
 
@@ -108,6 +110,7 @@ def start_ranks(
     ranks = SrunRanks(run, launch, command, attempt=attempt, avoid=avoid, overlap=overlap)
     if listener is None:
         return ranks
+    allow_open_files(files_of(launch))  # after the start of srun, which gives the ranks its own limit
     folder = run.attempt(attempt)
     warm = WarmStep(launch, ranks, folder=folder, nodes=nodes, environment=environment, listener=listener)
     return WarmRanks(warm, keep=keep, always=always, stop_signal=stop_signal)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import resource
-import sys
 
 from hpcaccel.core.launch_spec import LaunchSpec, RestartPolicy
+from hpcaccel.core.open_files import most_open_files
 from hpcaccel.node.warm.warm_ranks import WarmStep
 
-__all__ = ["OFF", "KeptStep", "why_not_warm"]
+__all__ = ["OFF", "KeptStep", "files_of", "why_not_warm"]
 
 OFF = "resilience.warm_restart: off"
 SPARE_FILES = 100
@@ -26,8 +25,8 @@ def why_not_warm(launch: LaunchSpec) -> str:
         "components": bool(launch.components),
         "runtime.bridge": launch.bridge is not None,
         "srun.extra: --mpi": any(word.startswith("--mpi") for word in launch.srun) and "--mpi=none" not in launch.srun,
-        f"{launch.ranks} ranks and at most {_most_files()} open files (ulimit -n)": launch.ranks + SPARE_FILES
-        > _most_files(),
+        f"{launch.ranks} ranks and at most {most_open_files()} open files (ulimit -Hn)": files_of(launch)
+        > most_open_files(),
     }.items():
         if found:
             return reason
@@ -39,9 +38,9 @@ def why_not_warm(launch: LaunchSpec) -> str:
     return "entrypoint.command"
 
 
-def _most_files() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+def files_of(launch: LaunchSpec) -> int:
+    """Number of files that a supervisor with warm parents has open."""
+    return launch.ranks + SPARE_FILES
 
 
 class KeptStep:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
+
+from hpcaccel.core.open_files import allow_open_files
 
 __all__ = ["WIDE", "WIDTH", "RankTree", "allow_connections", "connect_on_demand", "tree_levels"]
 
@@ -39,16 +40,8 @@ def connect_on_demand(ranks: int) -> None:
 
 
 def allow_connections(ranks: int) -> None:
-    """Raise this process's limit of open files, if the store needs more for a connection to each rank.
-
-    The usual limit, 1,024, is too small for a thousand ranks. It is raised up to the hard limit, which only the
-    administrator can raise, and only if needed: some programs close every number up to the limit in each new process.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = ranks + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    """Raise this process's limit of open files, if the store needs more for a connection to each rank."""
+    allow_open_files(ranks + OTHER_FILES)
 
 
 def tree_levels(rank: int, ranks: int, width: int = WIDTH) -> list[tuple[int, list[int]]]:
