@@ -87,7 +87,8 @@ class SnapshotResume:
             except Damaged:
                 raise
             except CheckpointError as error:  # on all ranks, mostly before anything was read
-                log.info("the chunks of all parts of the snapshot are collected: %s", error)
+                if self._ranks.is_first:
+                    log.info("the chunks of all parts of the snapshot are collected: %s", error)
         return self._load(found, state, whole=True)
 
     def _load(self, found: FoundSnapshot, state: TrainingState, *, whole: bool) -> LoadedCheckpoint:
