@@ -18,6 +18,8 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["tests.checkpoint.training", *WHAT_RANKS_IMPORT])
 
 TIMEOUT_SECONDS = 90
+SECONDS_PER_RANK = 6
+"""At least so long for each rank: many of them take turns on the cores."""
 
 
 class Killed(Exception):
@@ -42,7 +44,7 @@ def run_ranks(function, *args, world_size=2):
 
 
 def _collect(ranks):
-    deadline = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + max(TIMEOUT_SECONDS, SECONDS_PER_RANK * len(ranks))
     results = []
     for process, pipe in ranks:
         result = _result(process, pipe, deadline)
@@ -75,10 +77,14 @@ def _main(pipe: Connection, function, rank, world_size, folder, args):
     import torch
     import torch.distributed as dist
 
+    from hpcaccel.runtime.distributed.wide_groups import connect_on_demand
+
     os.environ["LOCAL_RANK"] = str(rank)
     torch.set_num_threads(1)
+    connect_on_demand(world_size)
     store = dist.FileStore(str(Path(folder) / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
+    timeout = timedelta(seconds=max(60, SECONDS_PER_RANK * world_size))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
         result = (function(rank, *args),)
     except BaseException:
