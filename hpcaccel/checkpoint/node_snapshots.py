@@ -166,7 +166,7 @@ class NodeSnapshots:
         except Exception as error:  # the other ranks continue; the next snapshot raises the error on all of them
             self._problem = f"{type(error).__name__}: {error}"
             return
-        record = partial(SnapshotRecord, self._ranks.rank, self._ranks.world_size, facts=described)
+        record = partial(SnapshotRecord, self._ranks.rank, self._ranks.world_size, facts=described, others=plan.others)
         work = partial(self._publish, file, key, lengths, plan.chunks, lambda written: record(written=written))
         self._publisher = threading.Thread(target=work, name="snapshot-publisher", daemon=True)
         self._publisher.start()

@@ -14,12 +14,13 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -28,7 +29,7 @@ from hpcaccel.checkpoint.dcp_storage import item_bytes
 from hpcaccel.checkpoint.save_content import SaveContent
 from hpcaccel.checkpoint_files.contents import OWN_KEYS
 
-__all__ = ["Coverage", "own_items"]
+__all__ = ["Coverage", "other_writers", "own_items"]
 
 
 class _Replica(NamedTuple):
@@ -44,8 +45,28 @@ _ONLY = _Replica(None, 0, 1)
 
 def own_items(items: Sequence[WriteItem], content: SaveContent, *, rank: int, ranks: int) -> list[WriteItem]:
     """Those of a rank's ``items`` that it writes. The replicas of a group get about as many bytes each."""
+    numbers = _writers(items, content, rank=rank, ranks=ranks)
+    return [item for item in items if numbers[item.index][0] == numbers[item.index][1].number]
+
+
+def other_writers(
+    items: Sequence[WriteItem], content: SaveContent, keys: Container[str], *, rank: int, ranks: int
+) -> list[int]:
+    """The other ranks that write a rank's ``items`` of the DTensors ``keys``, ascending."""
+    found = set()
+    for item, (number, replica) in zip(items, _writers(items, content, rank=rank, ranks=ranks).values(), strict=True):
+        tensor = content.tensors[item.index.fqn]
+        if item.index.fqn in keys and number != replica.number and isinstance(tensor, DTensor):
+            found.add(_rank_of(tensor, number))
+    return sorted(found)
+
+
+def _writers(
+    items: Sequence[WriteItem], content: SaveContent, *, rank: int, ranks: int
+) -> dict[MetadataIndex, tuple[int, _Replica]]:
+    """For each of a rank's items, in their order, the number of the replica that writes it, and the rank's replica."""
     loads: dict[Hashable, list[tuple[int, int]]] = {}
-    chosen = set()
+    found = {item.index: (0, _ONLY) for item in items}
     for item in sorted(items, key=lambda item: (-item_bytes(item), item.index.fqn)):
         key = item.index.fqn
         replica = _replica(content.tensors[key])
@@ -55,10 +76,21 @@ def own_items(items: Sequence[WriteItem], content: SaveContent, *, rank: int, ra
             heap = loads.setdefault(replica.group, [(0, number) for number in range(replica.replicas)])
             load, number = heap[0]
             heapq.heapreplace(heap, (load + item_bytes(item), number))
-            if number != replica.number:
-                continue
-        chosen.add(item.index)
-    return [item for item in items if item.index in chosen]
+            found[item.index] = number, replica
+    return found
+
+
+def _rank_of(tensor: DTensor, number: int) -> int:
+    """The rank that has replica ``number`` of this rank's chunk."""
+    mesh = tensor.device_mesh
+    place = list(mesh.get_coordinate() or ())
+    for dimension in reversed(_replicated_dimensions(tensor)):
+        number, place[dimension] = divmod(number, mesh.size(dimension))
+    return int(mesh.mesh[tuple(place)])
+
+
+def _replicated_dimensions(tensor: DTensor) -> list[int]:
+    return [number for number, placement in enumerate(tensor.placements) if placement.is_replicate()]
 
 
 def _replica(tensor: torch.Tensor) -> _Replica:
@@ -67,7 +99,7 @@ def _replica(tensor: torch.Tensor) -> _Replica:
     mesh = tensor.device_mesh
     place = mesh.get_coordinate()
     assert place is not None  # otherwise the planner makes no item
-    dimensions = [number for number, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    dimensions = _replicated_dimensions(tensor)
     number, count = 0, 1
     for dimension in dimensions:
         number = number * mesh.size(dimension) + place[dimension]

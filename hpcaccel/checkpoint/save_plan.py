@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from hpcaccel.checkpoint.dcp_storage import planned_chunks, stored_lengths
-from hpcaccel.checkpoint.plan_dedup import Coverage, own_items
+from hpcaccel.checkpoint.plan_dedup import Coverage, other_writers, own_items
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
 from hpcaccel.checkpoint.rank_blocks import block_of
 from hpcaccel.checkpoint.save_content import SaveContent
@@ -34,11 +34,13 @@ class AgreedPlan:
         own: the chunks that this rank writes.
         files: number of ranks that write any.
         wide: the keys of tensors that have more chunks than a block has ranks; empty if all ranks form one block.
+        others: the ranks that write this rank's chunks of the ``wide`` tensors; None if that is unknown.
     """
 
     own: SavePlan
     files: int
     wide: frozenset[str]
+    others: tuple[int, ...] | None = None
 
     @property
     def file_bytes(self) -> int:
@@ -129,7 +131,9 @@ def _new_plan(
     found = ranks.fold(what, deduplicated, Coverage.joined, begin_if_complete)
     if found is None:
         return _plan_globally(ranks, planner, what, local, begin)
-    return AgreedPlan(planner.finish_plan(SavePlan(own)), *found)
+    files, wide = found
+    others = other_writers(local.items, content, wide, rank=ranks.rank, ranks=ranks.world_size) if wide else ()
+    return AgreedPlan(planner.finish_plan(SavePlan(own)), files, wide, tuple(others))
 
 
 def _plan_globally(

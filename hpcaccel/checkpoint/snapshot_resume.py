@@ -14,6 +14,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -106,13 +107,17 @@ class SnapshotResume:
             SnapshotSummary.manifest_and_index,
         )
         index = Index.from_json(index_text)
-        reader = MemoryReader(place, index, None if whole else NodeParts(self._folder.path, found.key, index))
+        parts = None if whole else NodeParts(self._folder.path, found.key, index)
+        reader = MemoryReader(place, index, parts)
         fetch = PartTransfer(self._ranks, self._folder.path, found, what).fetch
         files = index.files_of(SHARED_TREE) if self._ranks.is_first else set()
         source = rank_sources(content, world_size=self._ranks.world_size, mesh=state.mesh)[self._ranks.rank]
         if source is not None:
             files.add(rank_file(source))
         fetch(files)
+        if parts is not None:  # with hybrid sharding, other replicas have saved some of this rank's chunks
+            others = self._ranks.run(what, partial(parts.others_of, source))
+            fetch({rank_file(other) for other in others})
         tree_text = self._ranks.first(what, lambda: reader.read_bytes(SHARED_TREE))
         return restore(
             self._ranks, what, place, state, content=content, reader=reader, tree_text=tree_text, fetch=fetch

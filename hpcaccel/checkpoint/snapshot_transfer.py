@@ -114,6 +114,8 @@ class PartTransfer:
             return found.holders.moves(all_missing)
 
         moves = self._ranks.reduce(what, lambda: missing, moves_of)
+        if not moves:
+            return
 
         def allocate() -> None:
             for part, size, _, target in moves:

@@ -9,7 +9,7 @@ import pytest
 from hpcaccel.checkpoint import CheckpointEngine, rank_blocks
 from hpcaccel.checkpoint.node_snapshots import NodeSnapshots
 from hpcaccel.checkpoint.rank_agreement import CheckpointRanks
-from hpcaccel.checkpoint.snapshot_index import SnapshotSummary
+from hpcaccel.checkpoint.snapshot_index import NodeParts, SnapshotSummary
 from hpcaccel.checkpoint.snapshot_resume import SnapshotResume
 from hpcaccel.checkpoint_files import snapshot_folder
 from hpcaccel.checkpoint_files.snapshot_folder import SnapshotFolder
@@ -57,7 +57,7 @@ def test_unchanged_bytes_are_linked_in_every_block_and_old_checkpoints_deleted(t
 # -- snapshots ---------------------------------------------------------------------------------------------------------
 
 
-def _snapshot(rank, shm, run, wrap, block):
+def _snapshot(rank, shm, run, wrap, block, knows_others):
     """Ranks 0 to 2 on node a, rank 3 on node b; at the resume ranks 0 and 1 on a, 2 and 3 on b."""
     rank_blocks.BLOCK = block
     snapshot_folder.SHARED_MEMORY = shm
@@ -75,6 +75,8 @@ def _snapshot(rank, shm, run, wrap, block):
     resume = SnapshotResume(ranks, SnapshotFolder(run, "aabb"[rank]), is_local_main=rank in (0, 2))
     found = resume.find(committed=None)
     again = Training(wrap, seed=2, rank=rank)
+    if not knows_others:
+        NodeParts.others_of = lambda *_: set()
     summaries = []
     original = SnapshotSummary.of
     SnapshotSummary.of = lambda *args, whole: summaries.append(whole) or original(*args, whole=whole)
@@ -86,19 +88,20 @@ def _snapshot(rank, shm, run, wrap, block):
 
 
 @pytest.mark.parametrize(
-    ("wrap", "block", "summaries"),
+    ("wrap", "block", "knows_others", "summaries"),
     [
-        ("ddp", 2, [False]),
-        ("fsdp", 2, [False]),
-        ("fsdp", 1, [False]),
-        ("hsdp", 1, [False, True]),  # the other replica, on another node, has saved some chunks
-        ("fsdp", 4, [True]),  # one block
+        ("ddp", 2, True, [False]),
+        ("fsdp", 2, True, [False]),
+        ("fsdp", 1, True, [False]),
+        ("hsdp", 1, True, [False]),  # the other replica, on another node, has saved some chunks
+        ("hsdp", 1, False, [False, True]),
+        ("fsdp", 4, True, [True]),  # one block
     ],
 )
-def test_snapshots_are_loaded_from_memory_and_committed_to_the_disk(tmp_path, wrap, block, summaries):
+def test_snapshots_are_loaded_from_memory_and_committed_to_the_disk(tmp_path, wrap, block, knows_others, summaries):
     (tmp_path / "shm").mkdir()
     (tmp_path / "run").mkdir()
-    found = run_ranks(_snapshot, tmp_path / "shm", tmp_path / "run", wrap, block, world_size=RANKS)
+    found = run_ranks(_snapshot, tmp_path / "shm", tmp_path / "run", wrap, block, knows_others, world_size=RANKS)
     assert found == [(7, 7, True, True, summaries)] * RANKS
     path = tmp_path / "run" / "checkpoints" / "step_00000007"
     assert (path / {1: "block_00003", 2: "block_00001", 4: ""}[block] / "rank_00003.bin").exists()
