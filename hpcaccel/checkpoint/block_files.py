@@ -3,13 +3,15 @@
 ``index.json`` has dtype and shape of every tensor that is not a rank's own, and the chunks of those that have few. The
 other chunks are in the part of the index beside the files that contain them, ``block_00001/index.json``.
 ``ranges.json`` has the part of each tensor that a block holds. ``block_00001/files.json`` has sizes and CRCs of the
-block's files and of its part of the index; the manifest has its CRC, under ``blocks``.
+block's files and of its part of the index; the manifest has its CRC, under ``blocks``. ``beside`` in it names the other
+blocks that have saved chunks of this block's ranks, whose replicas they have (hybrid sharding).
 
 A writer of the block writes its files, once all of its ranks have reported (``save_reports``); rank 0's writer needs
 the ``BlockSummary`` of each block for the rest.
 
-So a rank that loads what its block has saved needs ``index.json`` and the two files of this block: they do not grow
-with the number of blocks. Only a rank that loads something else reads ``ranges.json``, and the parts that it needs.
+So a rank that loads what its block has saved needs ``index.json`` and the two files of this block, and of those beside
+it: they do not grow with the number of blocks. Only a rank that loads something else reads ``ranges.json``, and the
+parts that it needs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.checkpoint.rank_blocks import Block
+from hpcaccel.checkpoint.rank_blocks import Block, block_name
 from hpcaccel.checkpoint.shard_files import crc32
 from hpcaccel.checkpoint.written_file import WrittenFile, check_coverage, elements_of, tensors_of
 from hpcaccel.checkpoint_files import manifest
@@ -68,9 +70,10 @@ def write_block(checkpoint: Path, name: str, files: Iterable[WrittenFile]) -> Bl
     part = tensors_of(files, operator.attrgetter("in_block"))
     where = f"{name}/{manifest.INDEX}"
     table[where] = _write(checkpoint / where, {"version": manifest.PARTS_VERSION, "tensors": part})
+    beside = {block_name(rank) for file in files for rank in file.others} - {name}
     return {
         "name": name,
-        "entry": _write(checkpoint / name / manifest.FILES, {"files": table}),
+        "entry": _write(checkpoint / name / manifest.FILES, {"files": table, "beside": sorted(beside)}),
         "files": len(files),
         "bytes": size + table[where]["bytes"],
         "linked_bytes": sum(file.linked_bytes for file in files),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class ShardWriter(StorageWriter):
         rank: number in the name of this process's file.
         ranks: number of ranks that save.
         facts: arguments of ``manifest_writer.describe``; used on rank 0.
-        wide: see ``planned_chunks``.
+        wide: see ``AgreedPlan``; also ``others``.
         memory: the buffer through which the file is written; None allocates one for this file.
     """
 
@@ -68,6 +68,7 @@ class ShardWriter(StorageWriter):
         ranks: int = 1,
         facts: dict[str, Any],
         wide: Container[str] = (),
+        others: Sequence[int] = (),
         memory: SnapshotMemory | None = None,
     ) -> None:
         self._directory = Path(directory)
@@ -75,6 +76,7 @@ class ShardWriter(StorageWriter):
         self._first_block = block_of(0, ranks)
         self._facts = facts
         self._wide = wide
+        self._others = others
         self._memory = memory
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -118,7 +120,7 @@ class ShardWriter(StorageWriter):
         tensors = (raw_bytes(tensor_of(item, planner)) for item in plan.items)
         memory = self._memory or SnapshotMemory(min(sum(lengths), RING_BYTES))
         crcs = stream(memory, self._directory / name, zip(tensors, lengths, strict=True))
-        return WrittenFile.of(name, crcs, lengths, planned_chunks(plan, self._wide))
+        return WrittenFile.of(name, crcs, lengths, planned_chunks(plan, self._wide), self._others)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write index and manifest; called on rank 0 after all files are written. See ``commit.write_manifest``."""

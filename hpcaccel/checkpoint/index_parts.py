@@ -60,6 +60,8 @@ class IndexParts:
         self._blocks = sorted(content["blocks"])
         self._unread = set(self._blocks)
         self._ranges: dict[str, dict[str, Any]] | None = None
+        self._beside: dict[str, list[str]] = {}
+        """For each block that was read, the blocks that have saved chunks of its ranks."""
 
     def check_files(self, rank: int, ranks: int) -> None:
         """Check the sizes of the files of every ``ranks``-th block, from number ``rank`` on.
@@ -73,13 +75,15 @@ class IndexParts:
                 raise Damaged(problem)
 
     def read_of_rank(self, rank: int | None) -> None:
-        """Read the part of the block of ``rank``, a rank of the save; nothing for None.
+        """Read the parts of the block of ``rank``, a rank of the save, and of those beside it; nothing for None.
 
         Raises:
             Damaged: the part is missing or damaged.
         """
         if rank is not None:
-            self._read([self._blocks[rank // int(self._content["block_ranks"])]])
+            name = self._blocks[rank // int(self._content["block_ranks"])]
+            self._read([name])
+            self._read(self._beside.get(name, ()))
 
     def read_missing(self, tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> bool:
         """Read the parts of those tensors that ``plan``, which was made from the index as it is, does not cover.
@@ -121,8 +125,9 @@ class IndexParts:
         """Add the parts of these blocks to the index. Returns whether there was any that is not in it yet."""
         found = sorted(self._unread.intersection(names))
         for name in found:
-            files = manifest.read_block(self._path, self._content, name)
-            self._index.add(manifest.read_listed(self._path, files, f"{name}/{manifest.INDEX}"))
+            table = manifest.read_block_table(self._path, self._content, name)
+            self._beside[name] = list(table.get("beside", ()))
+            self._index.add(manifest.read_listed(self._path, table["files"], f"{name}/{manifest.INDEX}"))
             self._unread.discard(name)
         return bool(found)
 

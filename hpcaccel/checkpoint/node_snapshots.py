@@ -166,8 +166,8 @@ class NodeSnapshots:
         except Exception as error:  # the other ranks continue; the next snapshot raises the error on all of them
             self._problem = f"{type(error).__name__}: {error}"
             return
-        record = partial(SnapshotRecord, self._ranks.rank, self._ranks.world_size, facts=described, others=plan.others)
-        work = partial(self._publish, file, key, lengths, plan.chunks, lambda written: record(written=written))
+        record = partial(SnapshotRecord, self._ranks.rank, self._ranks.world_size, facts=described)
+        work = partial(self._publish, file, key, lengths, plan, lambda written: record(written=written))
         self._publisher = threading.Thread(target=work, name="snapshot-publisher", daemon=True)
         self._publisher.start()
 
@@ -217,7 +217,7 @@ class NodeSnapshots:
         file: PartFile,
         key: SnapshotKey,
         lengths: list[int],
-        chunks: bytes,
+        plan: AgreedPlan,
         record: Callable[[WrittenFile], SnapshotRecord],
     ) -> None:
         begun = time.thread_time()
@@ -227,7 +227,7 @@ class NodeSnapshots:
                 crcs.append(crc32(file.memory.view[offset : offset + length]))
                 offset += length
             name = stored_file(self._ranks.rank, self._ranks.world_size)
-            made = record(WrittenFile.of(name, crcs, lengths, json.loads(chunks)))
+            made = record(WrittenFile.of(name, crcs, lengths, json.loads(plan.chunks), plan.others))
             self._files.publish(file, key, made)
             if self._replicas is not None:
                 self._send(key, made, file.memory.view[:offset])

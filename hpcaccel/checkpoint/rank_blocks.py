@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hpcaccel.checkpoint.shard_files import rank_file
 from hpcaccel.core.durable_files import DIRECTORY_MODE
 
-__all__ = ["BLOCK", "Block", "block_of", "make_block_folder", "stored_file"]
+__all__ = ["BLOCK", "Block", "block_name", "block_of", "make_block_folder", "stored_file"]
 
 BLOCK = 64
 """Largest number of ranks of a block."""
@@ -25,8 +25,13 @@ def block_of(rank: int, ranks: int) -> Block | None:
     """The block of ``rank`` among ``ranks`` ranks; None if all of them fit in one block, which has no folder."""
     if ranks <= BLOCK:
         return None
-    number = rank // BLOCK
-    return Block(f"block_{number:05d}", min(BLOCK, ranks - number * BLOCK))
+    first = rank // BLOCK * BLOCK
+    return Block(block_name(rank), min(BLOCK, ranks - first))
+
+
+def block_name(rank: int) -> str:
+    """The folder of the block of ``rank``, if there are several blocks."""
+    return f"block_{rank // BLOCK:05d}"
 
 
 def stored_file(rank: int, ranks: int) -> str:

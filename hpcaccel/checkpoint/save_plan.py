@@ -34,13 +34,14 @@ class AgreedPlan:
         own: the chunks that this rank writes.
         files: number of ranks that write any.
         wide: the keys of tensors that have more chunks than a block has ranks; empty if all ranks form one block.
-        others: the ranks that write this rank's chunks of the ``wide`` tensors; None if that is unknown.
+        others: the other ranks that write this rank's chunks of the ``wide`` tensors, of which they have replicas.
+            Empty if that is unknown, because rank 0 has planned.
     """
 
     own: SavePlan
     files: int
     wide: frozenset[str]
-    others: tuple[int, ...] | None = None
+    others: tuple[int, ...] = ()
 
     @property
     def file_bytes(self) -> int:

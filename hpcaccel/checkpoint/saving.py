@@ -217,7 +217,13 @@ class SaveOperation:
         ranks, paths = self._ranks, self.paths
         block = block_of(ranks.rank, ranks.world_size)
         writer = ShardWriter(
-            paths.temporary, rank=ranks.rank, ranks=ranks.world_size, facts=facts, wide=plan.wide, memory=memory
+            paths.temporary,
+            rank=ranks.rank,
+            ranks=ranks.world_size,
+            facts=facts,
+            wide=plan.wide,
+            others=plan.others,
+            memory=memory,
         )
 
         def publish(files: Sequence[WrittenFile], blocks: Sequence[BlockSummary] | None = None) -> int:
@@ -261,6 +267,7 @@ class SaveOperation:
             "file": stored_file(self._ranks.rank, self._ranks.world_size),
             "block": block_of(self._ranks.rank, self._ranks.world_size),
             "lengths": stored_lengths(plan.own),
+            "others": plan.others,
         }
         if self._ranks.is_first:
             facts = manifest_writer.describe(**self._facts)

@@ -100,13 +100,12 @@ class NodeParts:
         self._index.add(index_text(tensors_of([record.written], lambda chunk: chunk.in_block)))
 
     def others_of(self, rank: int | None) -> set[int]:
-        """The ranks whose parts have chunks of which ``rank`` had replicas.
+        """The other ranks whose parts have chunks of ``rank``, see ``AgreedPlan``.
 
         Raises:
             Damaged: the record of ``rank`` is missing or damaged.
         """
-        record = None if rank is None else snapshot_parts.read_record(self._folder, self._key, rank)
-        return set() if record is None or record.others is None else set(record.others)
+        return set() if rank is None else set(snapshot_parts.read_record(self._folder, self._key, rank).written.others)
 
     def read_missing(self, tensors: Mapping[str, torch.Tensor], plan: LoadPlan) -> bool:
         """Read the records of the node's other parts if ``plan`` does not cover all ``tensors``.

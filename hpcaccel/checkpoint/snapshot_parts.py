@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,14 +73,12 @@ class SnapshotRecord:
 
     Args:
         facts: see ``commit.write_manifest``; None except on rank 0.
-        others: see ``AgreedPlan``.
     """
 
     rank: int
     world_size: int
     written: WrittenFile
     facts: dict[str, Any] | None = None
-    others: Sequence[int] | None = None
 
     def to_bytes(self) -> bytes:
         return manifest.seal({**vars(self), "written": vars(self.written)})

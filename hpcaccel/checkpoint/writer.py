@@ -222,7 +222,7 @@ def _execute_orders(
             paths = SavePaths(Path(order["directory"]), order["step"], order["attempt"])
             waited = 0.0
             if order["lengths"]:
-                written = replace(files.write(order, paths), chunks=json.loads(chunks))
+                written = replace(files.write(order, paths), chunks=json.loads(chunks), others=order["others"])
                 waited = files.waited
                 save_reports.deliver(paths, written, block=_block(order))
             _report({"written": True, "waited": waited})

@@ -47,6 +47,7 @@ class WrittenFile:
         base: name, size and CRC32 of a file that an earlier checkpoint shares, and the numbers of the pieces in it;
             None if all pieces are in ``file``.
         chunks: what each piece is, see ``PlannedChunk``; empty for a file without tensors.
+        others: see ``AgreedPlan``.
     """
 
     file: str
@@ -57,11 +58,19 @@ class WrittenFile:
     offsets: list[int] | None = None
     base: dict[str, Any] | None = None
     chunks: list[Any] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, file: str, pieces: list[int], lengths: list[int], chunks: Sequence[Any] = ()) -> WrittenFile:
+    def of(
+        cls,
+        file: str,
+        pieces: list[int],
+        lengths: list[int],
+        chunks: Sequence[Any] = (),
+        others: Sequence[int] = (),
+    ) -> WrittenFile:
         crc = manifest.combined_crc(zip(pieces, lengths, strict=True))
-        return cls(file, sum(lengths), crc, pieces, lengths, chunks=list(chunks))
+        return cls(file, sum(lengths), crc, pieces, lengths, chunks=list(chunks), others=list(others))
 
     @property
     def linked_bytes(self) -> int:

@@ -32,6 +32,7 @@ __all__ = [
     "index_names",
     "read",
     "read_block",
+    "read_block_table",
     "read_file",
     "read_head",
     "read_index",
@@ -114,8 +115,16 @@ def read_block(path: Path, manifest: Mapping[str, Any], name: str) -> dict[str, 
     Raises:
         Damaged: their table is missing, or differs from the committed one.
     """
-    text = read_listed(path, {f"{name}/{FILES}": manifest["blocks"][name]}, f"{name}/{FILES}")
-    return dict(json.loads(text)["files"])
+    return dict(read_block_table(path, manifest, name)["files"])
+
+
+def read_block_table(path: Path, manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The content of a block's ``files.json``.
+
+    Raises:
+        Damaged: it is missing, or differs from the committed one.
+    """
+    return dict(json.loads(read_listed(path, {f"{name}/{FILES}": manifest["blocks"][name]}, f"{name}/{FILES}")))
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

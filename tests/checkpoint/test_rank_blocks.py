@@ -117,7 +117,7 @@ def test_it_is_converted(saved, tmp_path):
 # -- which parts are read ----------------------------------------------------------------------------------------------
 
 
-def _load_and_note(rank, directory, world_size):
+def _load_and_note(rank, directory, world_size, wrap="fsdp"):
     """What ``_load`` returns, and the JSON files that this rank has read."""
     read, original = [], manifest.read_file
 
@@ -126,7 +126,7 @@ def _load_and_note(rank, directory, world_size):
         return original(path)
 
     manifest.read_file = note
-    return *_load(rank, directory, "fsdp", world_size), set(read)
+    return *_load(rank, directory, wrap, world_size), set(read)
 
 
 @pytest.fixture
@@ -143,6 +143,20 @@ def test_rank_that_loads_what_it_has_saved_reads_the_part_of_its_own_block(shard
     checked = [{f"block_0000{rank}/files.json"} if rank < 2 else set() for rank in range(RANKS)]
     first = [{"COMMITTED", "index.json"}, set(), set(), set()]
     assert [rank[2] for rank in found] == [own[rank] | checked[rank] | first[rank] for rank in range(RANKS)]
+
+
+def test_rank_of_a_hybrid_sharding_reads_the_parts_of_its_replicas_too(saved):
+    """Ranks 0 and 2 have the same chunks, of which each has saved some, and so have 1 and 3."""
+    directory, digest, _ = saved("hsdp", block=1)
+    table = json.loads((directory / "step_00000002" / "block_00003" / "files.json").read_bytes())
+    assert table["beside"] == ["block_00001"]
+    found = run_ranks(_load_and_note, directory, RANKS, "hsdp", world_size=RANKS)
+    assert [rank[:2] for rank in found] == [(digest, 2)] * RANKS
+    for rank, (_, _, read) in enumerate(found):
+        parts = {f"block_0000{one}/index.json" for one in (rank, (rank + 2) % RANKS)}
+        assert {name for name in read if name.endswith("json")} - {"index.json"} == parts | {
+            f"block_0000{one}/files.json" for one in (rank, (rank + 2) % RANKS)
+        }
 
 
 def test_other_number_of_ranks_reads_the_parts_that_overlap(sharded):
