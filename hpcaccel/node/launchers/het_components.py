@@ -22,7 +22,8 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.batch import shell_code
 from hpcaccel.node.launchers import rank_command
-from hpcaccel.node.launchers.local_ranks import send_to_groups, start_here
+from hpcaccel.node.launchers.local_ranks import start_here
+from hpcaccel.node.launchers.process_groups import ProcessGroups
 from hpcaccel.node.launchers.srun_ranks import STEP_WAIT_SECONDS, signal_step
 from hpcaccel.node.rank import LONGEST, become, enter, log_to, program, python_path, read_tail
 from hpcaccel.slurm import hostlist
@@ -183,19 +184,23 @@ class _LocalProcesses:
             wrapped = rank_command(run, launch, {**env, "HPCACCEL_COMPONENT_PROCESS": str(number)}, "component")
             log = run.attempt(attempt) / f"{component.name}-{number}.log"
             self._processes.append(start_here(wrapped, workdir=launch.workdir, log=log))
+        self._groups = ProcessGroups(self._processes)
 
     def failed(self) -> int | None:
         codes = [process.poll() for process in self._processes]
+        self._groups.look()
         return next((shell_code(code) for code in codes if code), None)
 
     def running(self) -> bool:
-        return any(process.poll() is None for process in self._processes)
+        codes = [process.poll() for process in self._processes]
+        self._groups.look()
+        return None in codes
 
     def end(self) -> None:
-        send_to_groups(self._processes, signal.SIGINT)
+        self._groups.send(signal.SIGINT)
 
     def kill(self) -> None:
-        send_to_groups(self._processes, signal.SIGKILL)
+        self._groups.send(signal.SIGKILL)
 
 
 def become_component(run: RunDir) -> NoReturn:

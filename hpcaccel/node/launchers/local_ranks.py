@@ -15,8 +15,9 @@ from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.batch import shell_code, srun_words
 from hpcaccel.node.environment.containers import Wrapped
+from hpcaccel.node.launchers.process_groups import KnownProcesses, ProcessGroups
 
-__all__ = ["LocalAgent", "LocalRanks", "send_to_groups", "start_here"]
+__all__ = ["LocalAgent", "LocalRanks", "start_here"]
 
 AFTER_FIRST_SECONDS = 15
 """How long the other local ranks may run after one rank has failed. Corresponds to srun's --kill-on-bad-exit."""
@@ -50,10 +51,13 @@ class LocalRanks:
             )
             for rank, wrapped in enumerate(ranks)
         ]
+        self._groups = ProcessGroups(self._ranks)
+        """Of the ranks, and of processes that ranks have left behind (data-loader workers)."""
         self._first_failure: tuple[float, int] | None = None
 
     def poll(self) -> int | None:
         codes = [rank.poll() for rank in self._ranks]
+        self._groups.look()
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed and self._first_failure is None:
             self._first_failure = (time.monotonic(), shell_code(codes[failed[0]] or 0))
@@ -64,7 +68,7 @@ class LocalRanks:
             if self._first_failure and time.monotonic() > self._first_failure[0] + AFTER_FIRST_SECONDS:
                 self.kill()
             return None
-        self._send_group(signal.SIGKILL)
+        self._groups.send(signal.SIGKILL)
         return self._first_failure[1] if self._first_failure else 0
 
     def request_stop(self) -> None:
@@ -74,7 +78,7 @@ class LocalRanks:
         pass  # a request is sent once
 
     def kill(self) -> None:
-        self._send_group(signal.SIGKILL)
+        self._groups.send(signal.SIGKILL)
 
     def dump(self) -> None:
         self._send(signal.SIGURG)
@@ -87,10 +91,6 @@ class LocalRanks:
             if rank.poll() is None:
                 rank.send_signal(number)
 
-    def _send_group(self, number: signal.Signals) -> None:
-        """Signal the ranks' process groups, including processes that ranks have left behind (data-loader workers)."""
-        send_to_groups(self._ranks, number)
-
 
 class LocalAgent:
     """One torchrun that starts all ranks, on the local backend. As under Slurm, signals go to torchrun and to all its
@@ -101,15 +101,17 @@ class LocalAgent:
     ) -> None:
         self._stop_signal = stop_signal
         self._agent = start_here(wrapped, workdir=workdir, log=run.rank_log(attempt, 0))
-        self._seen: set[int] = set()
-        """IDs of all descendants of torchrun seen so far. Some of them may outlive torchrun."""
+        self._seen = KnownProcesses()
+        """All descendants of torchrun seen so far. Some of them may outlive torchrun."""
 
     def poll(self) -> int | None:
         code = self._agent.poll()
         if code is None:
-            self._seen.update(_below(self._agent.pid))
+            self._seen.add(_below(self._agent.pid))
             return None
-        for pid in self._seen:  # torchrun starts each rank in its own session, and ranks may leave processes there
+        for (
+            pid
+        ) in self._seen.alive():  # torchrun starts each rank in its own session, and ranks may leave processes there
             _send_to(pid, signal.SIGKILL, group=True)
         return shell_code(code)
 
@@ -159,15 +161,6 @@ def _send_to(pid: int, number: signal.Signals, *, group: bool = False) -> None:
             os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def send_to_groups(leaders: Iterable[subprocess.Popen[bytes]], number: signal.Signals) -> None:
-    """Signal each leader's process group, even if the leader itself has ended."""
-    for leader in leaders:
-        try:
-            os.killpg(leader.pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def start_here(

@@ -153,10 +153,11 @@ class WarmStep:
         self.close()
 
     def close(self) -> None:
-        """Close all connections, and kill what ranks of a lost local parent have left."""
+        """Close all connections, and kill what ranks of a lost local parent have left. The parent has killed what is
+        left of a rank whose end it has reported, and the number of its group may be that of others by now."""
         for connection in self.connections.values():
             connection.close()
-            if self.local and connection.pid is not None:
+            if self.local and connection.pid is not None and connection.code is None:
                 try:
                     os.killpg(connection.pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
