@@ -208,8 +208,7 @@ class RunDir:
         return self.attempt(attempt) / "progress.json"
 
     def step_counter(self, attempt: int) -> Path:
-        """Step and time of rank 0's last step, twice, in binary (``step_counter.FORMAT``). Overwritten in place;
-        if the two copies differ, a write is in progress or was interrupted."""
+        """Step and time of rank 0's last step in binary, see ``step_counter.FORMAT``. Overwritten in place."""
         return self.attempt(attempt) / "step"
 
     def timing(self, attempt: int) -> Path:

@@ -17,10 +17,9 @@ __all__ = ["FORMAT", "StepCounter", "read_counter"]
 
 FORMAT = struct.Struct("<qdqd")
 """Format of the step counter: the last step and its time (seconds since the epoch), stored twice. The copies differ
-while the file is being written."""
+while the file is being written. In a mapped file the second step is 0: step and time are each written at once."""
 LOOKS = 5
-"""Maximum number of reads of a counter whose two copies differ. A write makes them differ for less than a
-microsecond."""
+"""Maximum number of reads of a counter whose two copies differ."""
 LOCAL = ("ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs")
 """File systems on which a written block can be overwritten even if the disk is full."""
 
@@ -58,11 +57,8 @@ class StepCounter:
         """
         now = time()
         if self._map is not None:
-            steps, times = self._steps, self._times
-            steps[0] = step  # first, and last in the second copy: see ``read_counter``
-            times[1] = now
-            times[3] = now
-            steps[2] = step
+            self._steps[0] = step
+            self._times[1] = now
             return
         os.pwrite(self._fd, FORMAT.pack(step, now, step, now), 0)
         if self._is_fresh:  # mapped after the first write, when the file has a block
@@ -74,6 +70,7 @@ class StepCounter:
             if sys.byteorder == "little" and file_system(os.fstat(self._fd).st_dev) in LOCAL:
                 self._map = mmap.mmap(self._fd, FORMAT.size)
                 self._steps, self._times = memoryview(self._map).cast("q"), memoryview(self._map).cast("d")
+                self._steps[2] = 0
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a late file-system error does not matter
@@ -85,17 +82,16 @@ class StepCounter:
 
 
 def read_counter(run: RunDir, attempt: int) -> tuple[int, float] | None:
-    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step.
+    """Step and time in rank 0's step counter, valid even if the rank was killed right after the step. None if no step
+    is recorded, or if the two copies still differ after ``LOOKS`` reads (the rank was killed during a write).
 
-    If it was killed while it wrote to the mapped file, the first copy has the step after that of the second one. None
-    if no step is recorded, or if the copies still differ in another way after ``LOOKS`` reads.
+    If the rank was killed during a write to a mapped file, the time may be that of the step before.
     """
-    step, when, second_step, second_when = 0, 0.0, 0, 0.0
     for _ in range(LOOKS):
         try:
             step, when, second_step, second_when = FORMAT.unpack(run.step_counter(attempt).read_bytes())
         except (OSError, struct.error):
             return None  # no step yet, or the program does not use the runtime
-        if step and (step, when) == (second_step, second_when):
+        if step and (second_step == 0 or (step, when) == (second_step, second_when)):
             return step, when
-    return (step, when) if step == second_step + 1 else None
+    return None

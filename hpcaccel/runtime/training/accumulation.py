@@ -17,7 +17,7 @@ from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.data.loaders_in_use import LoadersInUse
 from hpcaccel.runtime.distributed.collectives.call_site import call_site
 from hpcaccel.runtime.distributed.process_group import RankGroup
-from hpcaccel.runtime.training.gradient_sync import NoSync, no_sync
+from hpcaccel.runtime.training.gradient_sync import NO_REDUCTION, NoSync, no_sync
 
 __all__ = ["Accumulation", "MicroBatch", "samples_per_step", "warn_if_divided"]
 
@@ -124,9 +124,13 @@ class MicroBatch:
             other.is_boundary = accumulation.is_boundary
             other.inside += 1
         if models and not (accumulation.is_boundary or accumulation.sync_each_batch):
-            self._held = [no_sync(model) for model in models]
-            for held in self._held:
-                held.__enter__()
+            entered = []
+            for model in models:
+                held = no_sync(model)
+                if held is not NO_REDUCTION:
+                    held.__enter__()
+                    entered.append(held)
+            self._held = entered
 
     def __exit__(self, *error: object) -> None:
         self._accumulation.inside -= 1

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hpcaccel.runtime.accelerator_setup import Setup
 
 __all__ = [
+    "NO_REDUCTION",
     "LocalSGD",
     "NoSync",
     "SyncInBackward",
@@ -69,14 +70,15 @@ def no_sync(model: nn.Module) -> NoSync:
     if found is None:
         switch = sync_switch(model)
         if switch is None:
-            return _NOTHING
+            return NO_REDUCTION
         found = NoSync(switch)
         # Avoids nn.Module.__setattr__, which checks for parameters.
         model.__dict__["_hpcaccel_no_sync"] = found
     return found
 
 
-_NOTHING = NoSync(None)
+NO_REDUCTION = NoSync(None)
+"""Of models that reduce no gradients: entering it has no effect."""
 
 
 def sync_switch(model: nn.Module) -> Switch | None:
