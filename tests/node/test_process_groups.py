@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.core.process_identity import process_start
 from hpcaccel.node.launchers import process_groups
 from hpcaccel.node.launchers.process_groups import KnownProcesses, ProcessGroups
 
@@ -20,7 +21,7 @@ def leader(command: str) -> subprocess.Popen[bytes]:
 
 
 def is_alive(pid: int) -> bool:
-    return process_groups.process_start(pid) is not None
+    return process_start(pid) is not None
 
 
 def test_group_that_outlives_its_leader_is_killed_and_an_empty_one_is_forgotten(
@@ -55,7 +56,7 @@ def test_process_with_the_number_of_an_ended_one_is_another(monkeypatch: pytest.
         known = KnownProcesses()
         known.add([process.pid])
         assert known.alive() == [process.pid]
-        start = process_groups.process_start(process.pid)
+        start = process_start(process.pid)
         monkeypatch.setattr(process_groups, "process_start", lambda pid: (start or 0) + 100)
         assert known.alive() == []
         monkeypatch.undo()
