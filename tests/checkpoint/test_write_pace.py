@@ -15,8 +15,9 @@ from hpcaccel.checkpoint.rank_file_writer import RankFileWriter
 from hpcaccel.checkpoint.write_pace import LOWEST_RATE, PIECE_BYTES, WritePace
 from hpcaccel.checkpoint.writer import WriterProcess
 from hpcaccel.checkpoint_files import SavePaths
+from hpcaccel.runtime.training.agreed_actions import AgreedActions, AgreementPace
 from hpcaccel.runtime.training.save_schedule import SPREAD_PART, SaveSchedule
-from hpcaccel.runtime.training.stop_agreement import AgreedActions, StopDecision
+from hpcaccel.runtime.training.stop_agreement import StopDecision
 from tests.checkpoint.test_background import Holder, settle
 
 LONG = 10 * PIECE_BYTES
@@ -149,7 +150,8 @@ def test_stop_hurries_the_save_in_flight_as_soon_as_a_rank_knows_of_it(raised):
     actions._own_time = None
     actions._in_use = SimpleNamespace(passes=0)
     actions._counters = SimpleNamespace(step=1)
-    actions._saves = SimpleNamespace(is_due=lambda step: False, background_progress=1)
+    actions._saves = SimpleNamespace(is_due=lambda step: False, background_progress=1, due_step=9)
+    actions._pace = AgreementPace()
     actions._snapshots = SimpleNamespace(due_step=9)
     actions._agreement = SimpleNamespace(issue=lambda **_: None)
     actions._issue()

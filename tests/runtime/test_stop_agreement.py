@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 from hpcaccel.runtime.stop_flag import StopFlag, signals_held
+from hpcaccel.runtime.training import agreed_actions
+from hpcaccel.runtime.training.agreed_actions import AgreedActions, AgreementPace
 from hpcaccel.runtime.training.stop_agreement import BUSY, DONE, FAILED, StopAgreement, StopDecision
+from tests.checkpoint.world import run_ranks as run_in_ranks
 from tests.runtime.ranks import make_run, outcome, run_ranks
 
 
@@ -139,6 +145,85 @@ def test_agreement_of_two_ranks_combines_their_flags() -> None:
             "uneven": first["active"] and second["active"] and first["passes"] != second["passes"],
             "saving": max(part["saving"] for part in both),
             "snapshot": any(part["snapshot"] for part in both),
+            "steps": 1,
             "times": [part["own"] for part in both if part["own"]],
         }
         assert [rank[number] for rank in decisions] == [expected, expected], parts
+
+
+# -- how often ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    now = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(agreed_actions, "monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.mark.parametrize(("step_seconds", "steps"), [(0.0005, 8), (0.02, 5), (0.06, 1), (30.0, 1)])
+def test_ranks_with_short_steps_agree_less_often(clock: Clock, step_seconds: float, steps: int) -> None:
+    pace = AgreementPace()
+    proposals = []
+    for _ in range(20_000 if step_seconds < 1 else 20):
+        clock.now += step_seconds
+        pace.step_is_over()
+        pace.was_read()
+        proposals.append((clock.now, pace.propose(math.inf)))
+    early = [number for now, number in proposals if now < 100.0 + agreed_actions.FIRST_SECONDS]
+    assert set(early) <= {1}
+    assert proposals[-1][1] == steps
+    assert pace.propose(3) == min(steps, 3)
+    assert pace.propose(-1) == 1
+
+
+def agree_every_third_step(rank: int) -> list[list[int]]:
+    """The steps at which a rank issues and reads agreements, with a save at step 8 and a stop from step 10 on."""
+    agreement = StopAgreement(dist.group.WORLD)
+    said: list[list[int]] = [[], []]
+    original = agreement.read
+
+    def read() -> StopDecision | None:
+        found = original()
+        if found is not None:
+            said[1].append(counters.step)
+        return found
+
+    agreement.read = read  # type: ignore[method-assign]
+    counters, flag = SimpleNamespace(step=0), SimpleNamespace(raised=False)
+    ended = []
+
+    class Saves:
+        due_step, due_time, background_progress = 8.0 + 100 * rank, math.inf, 0
+        snapshots = SimpleNamespace(due_step=math.inf)
+
+        def is_due(self, step: int) -> bool:
+            return step >= self.due_step
+
+        def due(self) -> None:
+            said[0].append(counters.step)
+            self.due_step = 100.0
+
+    context = SimpleNamespace(
+        counters=counters, flag=flag, in_use=SimpleNamespace(passes=0), own_time=None, group=None,
+        checkpoints=SimpleNamespace(in_flight=False, hurry=lambda: None),
+    )  # fmt: skip
+    stop = SimpleNamespace(profiler=None, save_requests=None, agreement=agreement)
+    end = SimpleNamespace(stop=lambda: ended.append(counters.step))
+    actions: Any = AgreedActions(context, stop, Saves(), end)  # type: ignore[arg-type]
+    actions._pace.propose = lambda most: max(1, min(3, most)) if rank == 0 else 1
+    actions.begin()
+    while not ended:
+        counters.step += 1
+        flag.raised = rank == 1 and counters.step >= 10
+        actions.at_step(counters.step)
+    return [*said, ended]
+
+
+def test_all_ranks_agree_at_the_steps_that_rank_0_proposes() -> None:
+    answers = run_in_ranks(agree_every_third_step, world_size=3)
+    assert answers == [[[8], [1, 4, 7, 8, 9, 12], [12]]] * 3

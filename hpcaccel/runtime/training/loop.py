@@ -8,7 +8,8 @@ All ranks save and stop at the same optimizer step, on which they agree while tr
 1. *A step is over.* ``StepBoundary`` counts steps and determines which call ends a step: the next batch of a prepared
    loader, ``checkpoint()``, the next item of ``epochs()`` or ``steps()``, or the next backward pass. That call runs
    ``Loop.step_is_over``.
-2. *The ranks agree* (``AgreedStop``). At step k each rank issues an asynchronous all-reduce. Its main values say
+2. *The ranks agree* (``AgreedStop``), at each step or, if steps are short, at each eighth step at most
+   (``AgreementPace``). At step k each rank issues an asynchronous all-reduce. Its main values say
    whether the rank must stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``),
    whether the rank is still in its loop, and how far its background save is. At step k + 1 all ranks read the same
    result (``StopAgreement.read``). A single process uses its own values, and skips both calls if no action is due.
@@ -36,12 +37,12 @@ from typing import Any
 from hpcaccel.errors import RuntimeMisuse
 from hpcaccel.runtime.distributed.collectives.call_site import call_site
 from hpcaccel.runtime.training.accumulation import Accumulation, samples_per_step
+from hpcaccel.runtime.training.agreed_actions import AgreedActions
 from hpcaccel.runtime.training.agreed_stop import AgreedStop
 from hpcaccel.runtime.training.loop_context import LoopContext
 from hpcaccel.runtime.training.resumption import ResumedCounters, Resumption
 from hpcaccel.runtime.training.save_schedule import SaveSchedule
 from hpcaccel.runtime.training.step_boundary import StepBoundary
-from hpcaccel.runtime.training.stop_agreement import AgreedActions
 from hpcaccel.runtime.training.training_end import TrainingEnd, refuse_second_training
 
 __all__ = ["Loop"]

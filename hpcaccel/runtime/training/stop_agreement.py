@@ -1,9 +1,11 @@
-"""``StopAgreement`` and ``AgreedActions``: all ranks save and stop at the same optimizer step.
+"""``StopAgreement``: the ranks agree at an optimizer step on stops and saves.
 
 A signal handler only sets a flag. An asynchronous all-reduce combines the ranks' flags: each rank issues it at
 optimizer step k, and reads its result at step k + 1. All ranks read the same value, so they take the same decision at
-the same step. A rank's flags are bits of one integer, because on 4 ranks gloo reduces one number in a third of the time
-that it needs for six. More than ``wide_groups.WIDE`` ranks reduce along a tree, others along gloo's ring.
+the same step. If steps are short, the ranks agree only at some of them (``agreed_actions``): rank 0 proposes after how
+many steps next, and its proposal travels with the flags. A rank's flags are bits of one integer, because on 4 ranks
+gloo reduces one number in a third of the time that it needs for six. More than ``wide_groups.WIDE`` ranks reduce along
+a tree, others along gloo's ring.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcaccel.runtime.distributed import wide_groups
@@ -21,12 +22,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from hpcaccel.runtime.distributed.collectives.collective_watchdog import CollectiveWatchdog
-    from hpcaccel.runtime.training.agreed_stop import AgreedStop
-    from hpcaccel.runtime.training.loop_context import LoopContext
-    from hpcaccel.runtime.training.save_schedule import SaveSchedule
-    from hpcaccel.runtime.training.training_end import TrainingEnd
 
-__all__ = ["BUSY", "DONE", "FAILED", "AgreedActions", "StopAgreement", "StopDecision"]
+__all__ = ["BUSY", "DONE", "FAILED", "MOST_STEPS", "StopAgreement", "StopDecision"]
 
 DONE, BUSY, FAILED = range(3)
 """Progress of a rank's background save. The ranks agree on the largest value."""
@@ -44,6 +41,8 @@ class StopDecision(NamedTuple):
     """Progress of the background save: the largest of all ranks' values."""
     snapshot: bool = False
     """Whether any rank's snapshot in memory is due."""
+    steps: int = 1
+    """After how many steps the result of the next agreement is read; rank 0's proposal."""
 
 
 class StopAgreement:
@@ -87,6 +86,7 @@ class StopAgreement:
         own: int | None = None,
         saving: int = 0,
         snapshot: bool = False,
+        steps: int = 1,
     ) -> None:
         """Start the reduction of this rank's values. Every rank must issue as many agreements as it reads.
 
@@ -95,6 +95,7 @@ class StopAgreement:
             own: this rank's own time per step in microseconds; given only if ``gathers`` is True.
             saving: progress of this rank's background save: ``DONE``, ``BUSY`` or ``FAILED``.
             snapshot: whether a snapshot in memory is due.
+            steps: rank 0's proposal of when to read the next agreement; other ranks' values do not count.
         """
         if self._control is None:
             self.is_quiet = active and not (stop or save or saving or snapshot)
@@ -107,6 +108,7 @@ class StopAgreement:
             | (_SNAPSHOT if snapshot else 0)
             | (_SAVE_BUSY if saving == BUSY else _SAVE_FAILED if saving == FAILED else 0)
             | (_ACTIVE | 1 << (_PASS_BIT + passes % _PASSES) if active else _INACTIVE)
+            | (steps - 1 << _STEPS_BIT if self._rank == 0 else 0)
         )
         values = [bits] if own is None else [bits, *self._in_rank_order(own)]
         if self._watchdog is not None:
@@ -147,6 +149,7 @@ def _decision(bits: int) -> StopDecision:
         # Not compared once a rank has left its loop: it has not reached the same loaders.
         uneven=not bits & _INACTIVE and passes & passes - 1 != 0,
         snapshot=bool(bits & _SNAPSHOT),
+        steps=1 + (bits >> _STEPS_BIT & MOST_STEPS - 1),
         saving=FAILED if bits & _SAVE_FAILED else BUSY if bits & _SAVE_BUSY else DONE,
     )
 
@@ -182,114 +185,15 @@ _trees = count()
 """Numbers of the trees that this process has made; the same on all ranks."""
 
 
+MOST_STEPS = 8
+"""Largest number of steps between two agreements, a power of two. If steps suddenly take much longer, a stop may have
+to wait for so many of them."""
 GATHER_EVERY = 50
 """Number of agreements between two exchanges of own times."""
 _STOP, _SAVE, _SAVE_BUSY, _SAVE_FAILED, _ACTIVE, _INACTIVE = (1 << bit for bit in range(6))
 _PASS_BIT, _PASSES = 6, 32
 _SNAPSHOT = 1 << _PASS_BIT + _PASSES
+_STEPS_BIT = _PASS_BIT + _PASSES + 1
 """An active rank sets the bit ``_PASS_BIT + passes % _PASSES``: ranks with different passes set different bits."""
 _CHANNEL = "ticks"
 _WAITS_IN = "a step of the training loop"
-
-
-class AgreedActions:
-    """Agrees with the other ranks at each step, and carries out the agreement: saves and stops."""
-
-    def __init__(self, context: LoopContext, stop: AgreedStop, saves: SaveSchedule, end: TrainingEnd) -> None:
-        self._counters = context.counters
-        self._flag = context.flag
-        self._in_use = context.in_use
-        self._own_time = context.own_time
-        self._checkpoints = context.checkpoints
-        self._group = context.group
-        self._saves = saves
-        self._snapshots = saves.snapshots
-        self._end = end
-        self._profiler, self._requests = stop.profiler, stop.save_requests
-        self._agreement = stop.agreement
-
-    def begin(self) -> None:
-        """Issue the first agreement of a loop, unless one is pending."""
-        if not self._agreement.pending:
-            self._issue()
-
-    def at_step(self, step: int) -> None:
-        """Carry out the agreement of the previous step when ``step`` is over, and issue the next one.
-
-        Raises:
-            SystemExit: the ranks have agreed on a stop after which the training is to be continued.
-            CheckpointError: a save failed.
-        """
-        if self._profiler is not None and self._profiler.is_active:
-            self._profiler.at_step(step)
-        agreement, own_time = self._agreement, self._own_time
-        if agreement.is_quiet:
-            saves, following = self._saves, step + 1
-            if not (
-                self._flag.raised
-                or following >= saves.due_step
-                or following >= self._snapshots.due_step
-                or monotonic() >= saves.due_time
-                or (self._requests is not None and self._requests.names and saves.is_requested)
-            ):
-                return
-        decision = agreement.read()
-        if decision is not None:
-            if decision.uneven:
-                self._in_use.warn_of_uneven_passes(self._group)
-            if decision.stop or decision.save or decision.snapshot or self._checkpoints.in_flight:
-                self._act(decision)
-        if own_time is not None and agreement.times:
-            own_time.record_all(step, agreement.times)
-            agreement.times = []
-        self._issue()
-        if own_time is not None:
-            own_time.step_is_over()
-
-    def at_once(self) -> None:
-        """Agree now, wait for the result, and carry it out. Collective."""
-        before = self._agreement.read() or StopDecision()
-        self._issue()
-        now = self._agreement.read() or StopDecision()
-        if before.stop or now.stop or before.save or now.save or self._checkpoints.in_flight:
-            self._act(now._replace(stop=before.stop or now.stop, save=before.save or now.save))
-        self._issue()
-
-    def until_all_have_left(self) -> None:
-        """Issue and read agreements as an inactive rank, after this rank has left its loop, until all have left."""
-        inactive = False
-        while True:
-            decision = self._agreement.read()
-            if decision is not None:
-                self._act(decision)
-                if inactive and not decision.active:
-                    return
-            self._issue(active=False)
-            inactive = True
-
-    def _issue(self, *, active: bool = True) -> None:
-        if self._flag.raised:
-            self._checkpoints.hurry()  # the save of the stop will wait for the one in flight
-        own_time = self._own_time
-        self._agreement.issue(
-            stop=self._flag.raised,
-            save=active and self._saves.is_due(self._counters.step + 1),
-            active=active,
-            passes=self._in_use.passes,
-            own=own_time.take() if own_time is not None and self._agreement.gathers else None,
-            saving=self._saves.background_progress,
-            snapshot=active and self._counters.step + 1 >= self._snapshots.due_step,
-        )
-        if self._checkpoints.in_flight:
-            self._agreement.is_quiet = False  # look at each step whether it has ended
-
-    def _act(self, decision: StopDecision) -> None:
-        if self._checkpoints.in_flight and decision.saving != BUSY:
-            self._saves.finish_background(failed=decision.saving == FAILED)
-        if decision.stop:
-            self._checkpoints.hurry()
-            self._end.stop()
-        if decision.snapshot:
-            self._snapshots.take()
-        if decision.save:
-            self._saves.due()
