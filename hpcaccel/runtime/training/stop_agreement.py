@@ -193,7 +193,8 @@ GATHER_EVERY = 50
 _STOP, _SAVE, _SAVE_BUSY, _SAVE_FAILED, _ACTIVE, _INACTIVE = (1 << bit for bit in range(6))
 _PASS_BIT, _PASSES = 6, 32
 _SNAPSHOT = 1 << _PASS_BIT + _PASSES
-_STEPS_BIT = _PASS_BIT + _PASSES + 1
 """An active rank sets the bit ``_PASS_BIT + passes % _PASSES``: ranks with different passes set different bits."""
+_STEPS_BIT = _PASS_BIT + _PASSES + 1
+"""First of the bits of rank 0's proposal, of which ``MOST_STEPS`` determines the number."""
 _CHANNEL = "ticks"
 _WAITS_IN = "a step of the training loop"
