@@ -28,6 +28,16 @@ def test_prepare_checks_pass_on_two_ranks() -> None:
     assert len(ended.result()["passed"]) > 9
 
 
+def test_the_outermost_module_is_gathered_until_its_backward_pass() -> None:
+    ended = run_ranks("sharded_root.py")
+    assert ended.codes == [0, 0], "\n".join(ended.outputs)
+    frees, keeps = ended.result()["True"], ended.result()["False"]
+    assert frees["with"] == [True, False]
+    assert frees["without"] == [True, True]
+    assert keeps["with"] == keeps["without"] == [False, False]
+    assert max(frees["difference"], keeps["difference"]) < 1e-6
+
+
 def handlers(**given: object) -> SimpleNamespace:
     return SimpleNamespace(**{"parallelism": None, "tensor_parallel": None, "fsdp": None, **given})
 

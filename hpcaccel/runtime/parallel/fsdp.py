@@ -84,12 +84,24 @@ def shard(model: nn.Module, group: RankGroup, mesh: DeviceMesh, choices: FsdpCho
         options["ignored_params"] = ignored
     for parameter in ignored:
         parameter.data = parameter.to(group.device)
-    for block in [*owned_alone(model, choices.find_blocks(model)), model]:
+    for block in owned_alone(model, choices.find_blocks(model)):
         _share(block, group, empty=empty, done=done)
         fully_shard(block, **options)
+    _share(model, group, empty=empty, done=done)
+    # The backward pass begins with the outermost module, so freeing its parameters would only gather them twice.
+    fully_shard(model, **(options | {"reshard_after_forward": False}))
+    if choices.reshard_after_forward is not False:
+        model.register_forward_hook(_free_without_backward)
     if any(tensor.is_meta for tensor in _tensors(model)):
         shards_on = torch.device("cpu") if choices.cpu_offload else group.device
         meta_device.give_memory(model, shards_on, buffers_on=group.device)
+
+
+def _free_without_backward(model: Any, inputs: Any, outputs: Any) -> None:
+    """A forward hook: free the outermost module's gathered parameters after a pass without gradients (not while
+    ``torch.compile`` traces the pass, which cannot trace FSDP2)."""
+    if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        model.reshard()
 
 
 def share_all(model: nn.Module, group: RankGroup, *, done: Tensors) -> None:
@@ -224,6 +236,8 @@ def _unhook(module: Any) -> None:
     for handle in (state._pre_forward_hook_handle, state._post_forward_hook_handle):
         if handle is not None:
             handle.remove()
+    for key in [key for key, hook in module._forward_hooks.items() if hook is _free_without_backward]:
+        del module._forward_hooks[key]
     _module_state_mapping.pop(module, None)
     for name in [name for name in module.__dict__ if str(name).startswith(_OF_FULLY_SHARD)]:
         del module.__dict__[name]

@@ -29,7 +29,7 @@ class FsdpSection(Section):
     )
     reshard_after_forward: Flag = Field(
         default=True,
-        description="Free the gathered parameters after the forward pass: less memory, more communication.",
+        description="Free a block's gathered parameters after its forward pass: less memory, more communication.",
     )
     shard_size: Count | None = Field(
         default=None,
