@@ -165,7 +165,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.mark.parametrize(("step_seconds", "steps"), [(0.0005, 8), (0.02, 5), (0.06, 1), (30.0, 1)])
+@pytest.mark.parametrize(("step_seconds", "steps"), [(0.0005, 32), (0.02, 10), (0.06, 3), (0.12, 1), (30.0, 1)])
 def test_ranks_with_short_steps_agree_less_often(clock: Clock, step_seconds: float, steps: int) -> None:
     pace = AgreementPace()
     proposals = []

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AgreedActions", "AgreementPace"]
 
-AGREE_SECONDS = 0.1
+AGREE_SECONDS = 0.2
 """Short steps agree about so often."""
 FIRST_SECONDS = 5.0
 """For so long the ranks agree at every step, until the time of a step is known."""
 
 
 class AgreementPace:
-    """Proposes on rank 0 after how many steps to agree again. An agreement takes some 0.03 to 0.3 ms of a step, most
-    of it to wake a thread of gloo."""
+    """Proposes on rank 0 after how many steps to agree again. An agreement takes some 0.05 to 0.4 ms, most of it
+    to wake a thread of gloo."""
 
     def __init__(self) -> None:
         self._begun: float | None = None

@@ -8,7 +8,7 @@ All ranks save and stop at the same optimizer step, on which they agree while tr
 1. *A step is over.* ``StepBoundary`` counts steps and determines which call ends a step: the next batch of a prepared
    loader, ``checkpoint()``, the next item of ``epochs()`` or ``steps()``, or the next backward pass. That call runs
    ``Loop.step_is_over``.
-2. *The ranks agree* (``AgreedStop``), at each step or, if steps are short, at each eighth step at most
+2. *The ranks agree* (``AgreedStop``), at each step or, if steps are short, at some of them
    (``AgreementPace``). At step k each rank issues an asynchronous all-reduce. Its main values say
    whether the rank must stop (a signal has set its ``StopFlag``), whether a save is due (``SaveSchedule.is_due``),
    whether the rank is still in its loop, and how far its background save is. At step k + 1 all ranks read the same

@@ -28,7 +28,7 @@ class MetricsLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._waiting: list[bytes] = []
+        self._waiting: list[dict[str, Any]] = []
         self._written = 0.0
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
@@ -36,10 +36,9 @@ class MetricsLines:
         os.register_at_fork(after_in_child=self._drop)
 
     def add(self, line: dict[str, Any]) -> None:
-        # An unpaired surrogate, as in file names, is valid in a Python str, and is written as a JSON escape.
-        text = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
+        """Args: line: values for which ``is_json_value`` is true, and dicts of them."""
         with self._lock:
-            self._waiting.append(text + b"\n")
+            self._waiting.append(line)  # encoded when it is written: in the middle of a training each call is slow
             if time.time() - self._written > FLUSH_SECONDS:
                 self.write_out()
             elif self._timer is None:
@@ -50,7 +49,7 @@ class MetricsLines:
         with self._lock:
             self._stop_timer()
             if self._waiting:
-                append_bytes(self._path, b"".join(self._waiting))
+                append_bytes(self._path, b"".join(map(_encoded, self._waiting)))
                 self._waiting = []
             self._written = time.time()
 
@@ -68,6 +67,12 @@ class MetricsLines:
     def _drop(self) -> None:
         """Clear the buffer in a forked process, such as a loader's worker: the parent writes these lines."""
         self._waiting, self._timer, self._lock = [], None, threading.RLock()
+
+
+def _encoded(line: dict[str, Any]) -> bytes:
+    # An unpaired surrogate, as in file names, is valid in a Python str, and is written as a JSON escape.
+    text = json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return text.encode(errors="backslashreplace")
 
 
 def _start(function: Any) -> threading.Timer | None:
