@@ -98,8 +98,8 @@ def shard(model: nn.Module, group: RankGroup, mesh: DeviceMesh, choices: FsdpCho
 
 
 def _free_without_backward(model: Any, inputs: Any, outputs: Any) -> None:
-    """A forward hook: free the outermost module's gathered parameters after a pass without gradients (not while
-    ``torch.compile`` traces the pass, which cannot trace FSDP2)."""
+    """A forward hook: free the outermost module's gathered parameters after a pass without gradients. Not done
+    while ``torch.compile`` traces the pass, so that the graph does not contain it."""
     if not torch.is_grad_enabled() and not torch.compiler.is_compiling():
         model.reshard()
 
