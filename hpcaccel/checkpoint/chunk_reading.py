@@ -15,15 +15,15 @@ import torch
 
 from hpcaccel.checkpoint.chunk_targets import ChunkTarget, Copied
 from hpcaccel.checkpoint.node_sharing import SharedRing
-from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, crc32, up_to_block
+from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, copy_bytes, crc32
 from hpcaccel.checkpoint.stored_file import StoredFile
 
 __all__ = ["Segment", "read_chunks", "segments"]
 
-READERS = 4
-"""Number of reader threads: some compute CRCs and copy while others wait for the disk."""
-COPIERS = 2
-"""Number of threads that copy what other ranks have read."""
+THREADS = 4
+"""Number of threads: some compute CRCs and copy while others wait for the disk."""
+MOST_COPIERS = 2
+"""Maximum number of those threads that only copy what other ranks have read."""
 SEGMENT_BYTES = 8 << 20
 DIRECT_BYTES = 4 << 20
 """Maximum size of one read into a tensor's memory."""
@@ -51,33 +51,26 @@ class Segment:
         """Read the segment into the tensors of its chunks.
 
         Args:
-            slot: memory that the bytes of the segment are read into first; see ``within``.
+            slot: memory that the bytes of the segment are copied to as well.
 
         Raises:
             Damaged: the file is too short.
         """
         chunk, offset = self.chunks[0], self.chunks[0].piece.offset
-        if slot is not None:
-            skip = self.begin % BLOCK_BYTES
-            least = skip + self.bytes
-            file.read_blocks(slot[: up_to_block(least)], self.begin - skip, chunk.key, least=least)
-            return self.copy(self.within(slot))
         if len(self.chunks) > 1:
-            return self.copy(memoryview(file.read(self.begin, self.bytes, chunk.key)))
-        memory = chunk.memory(self.begin - offset, self.end - offset)
+            data = file.read(self.begin, self.bytes, chunk.key)
+            if slot is not None:
+                slot[: len(data)] = data
+            return self.copy(memoryview(data))
+        memory = chunk.memory(self.begin - offset, self.end - offset) if slot is None else None
         if memory is None:
-            crc = self._through_buffer(file, self.begin, self.end, 0)
+            crc = self._through_buffer(file, self.begin, self.end, 0, slot)
         else:
             blocks = self.begin + -self.begin % BLOCK_BYTES
             crc = self._through_buffer(file, self.begin, blocks, 0)
             crc = _read_blocks(file, memory, blocks, chunk.key, crc)
             crc = self._through_buffer(file, blocks + len(memory), self.end, crc)
         return [Copied(chunk, self.begin - offset, crc, self.bytes)]
-
-    def within(self, slot: memoryview) -> memoryview:
-        """The bytes of the segment in a slot, which holds whole blocks of the file."""
-        skip = self.begin % BLOCK_BYTES
-        return slot[skip : skip + self.bytes]
 
     def copy(self, data: memoryview) -> list[Copied]:
         """Copy ``data``, the bytes of the segment, to the tensors of its chunks."""
@@ -89,12 +82,14 @@ class Segment:
             copied.append(Copied(chunk, at, crc, stop - start))
         return copied
 
-    def _through_buffer(self, file: StoredFile, begin: int, end: int, crc: int) -> int:
+    def _through_buffer(self, file: StoredFile, begin: int, end: int, crc: int, slot: memoryview | None = None) -> int:
         """Read the bytes of the only chunk from offset ``begin`` to ``end`` of the file. Returns their CRC, continued
         from ``crc``."""
         (chunk,) = self.chunks
         for part in file.parts(begin, end - begin, chunk.key):
             crc = chunk.put(begin - chunk.piece.offset, part, crc)
+            if slot is not None:
+                copy_bytes(slot[begin - self.begin :][: len(part)], part)
             begin += len(part)
         return crc
 
@@ -158,12 +153,14 @@ def read_chunks(
         for number, segment in enumerate(segments(common, ring.segment_bytes))
     ]
     jobs += [_Job(segment, open_file(segment.file)) for segment in segments(chunks)]
+    copier_threads = min(MOST_COPIERS, max((ring.count for ring, _ in shared), default=1) - 1)
+    reader_threads = THREADS - copier_threads
     from_disk = [job for job in jobs if job.from_disk]
-    for job, later in zip(from_disk, [*from_disk[READERS:], *[None] * READERS], strict=False):
+    for job, later in zip(from_disk, [*from_disk[reader_threads:], *[None] * reader_threads], strict=False):
         job.later = later
-    for job in from_disk[:READERS]:
+    for job in from_disk[:reader_threads]:
         job.prefetch()
-    with ThreadPoolExecutor(READERS) as readers, ThreadPoolExecutor(COPIERS) as copiers:
+    with ThreadPoolExecutor(reader_threads) as readers, ThreadPoolExecutor(max(1, copier_threads)) as copiers:
         running = [(readers if job.from_disk else copiers).submit(job.run) for job in jobs]
         try:
             for future in running:
@@ -212,7 +209,7 @@ class _Job:
             return copied
         if (found := self.ring.find(self.number)) is not None:
             slot, crc = found
-            copied = self.segment.copy(self.segment.within(slot))
+            copied = self.segment.copy(slot[: self.segment.bytes])
             self.ring.release(self.number)
             if _crc_of(copied) == crc:
                 return copied

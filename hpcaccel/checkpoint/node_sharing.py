@@ -166,12 +166,11 @@ class SharedRing:
         self._taken_at = self._filled_at + 16 * slots
         self._slots_at = up_to_block(self._taken_at + 8 * slots * self.count)
         self.segment_bytes = RING_BYTES // slots // BLOCK_BYTES * BLOCK_BYTES
-        self._slot_bytes = self.segment_bytes + BLOCK_BYTES  # a segment need not begin at a block of the file
         self._over = False
         path = SHARED_MEMORY / share.name
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            size = self._slots_at + slots * self._slot_bytes
+            size = self._slots_at + slots * self.segment_bytes
             os.posix_fallocate(self._fd, 0, size)
             self._view = memoryview(mmap.mmap(self._fd, size))
         except BaseException:
@@ -236,8 +235,8 @@ class SharedRing:
         return number % self.count * SLOTS + number // self.count % SLOTS
 
     def _memory(self, number: int) -> memoryview:
-        at = self._slots_at + self._slot(number) * self._slot_bytes
-        return self._view[at : at + self._slot_bytes]
+        at = self._slots_at + self._slot(number) * self.segment_bytes
+        return self._view[at : at + self.segment_bytes]
 
     def _wait(self, ready: Callable[[], T | None]) -> T | None:
         pause, longest = PAUSES_SECONDS

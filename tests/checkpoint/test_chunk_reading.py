@@ -57,6 +57,17 @@ def test_memory_with_the_alignment_of_the_file_is_read_without_a_buffer(tmp_path
         flip(tmp_path / "rank_00000.bin", at)
 
 
+def test_direct_reads_only_into_huge_pages(tmp_path, tensors, monkeypatch):
+    reader = ShardReader(tmp_path)
+    piece = next(piece for index, piece in reader.index.pieces.items() if index.fqn == "t6")
+    memory = huge_pages(piece.length + 8192)[4096 + piece.offset % 4096 :][: piece.length]
+    target = torch.frombuffer(memory, dtype=torch.float32)
+    assert (target.data_ptr() - piece.offset) % 4096 == 0
+    monkeypatch.setattr(StoredFile, "read_blocks", None)
+    dcp.load({"t6": target}, storage_reader=reader)
+    assert torch.equal(target, tensors["t6"])
+
+
 def _resume(rank, directory, wrap):
     """Load into an optimizer without state, then into one with state. Returns the number of bytes that were read
     without a buffer, whether the values are the saved ones, and whether the second load kept the state's tensors."""

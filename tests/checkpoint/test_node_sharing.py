@@ -147,9 +147,9 @@ def count_reads():
         read[0] += length
         return parts(self, offset, length, key)
 
-    def note_blocks(self, memory, offset, key, least=None):
-        read[0] += least or len(memory)
-        blocks(self, memory, offset, key, least=least)
+    def note_blocks(self, memory, offset, key):
+        read[0] += len(memory)
+        blocks(self, memory, offset, key)
 
     def found(self, number):
         shared[0] += 1

@@ -175,9 +175,9 @@ def _ddp_ranks(rank, directory):
         read[0] += length
         return parts(self, offset, length, key)
 
-    def note_blocks(self, memory, offset, key, **options):
+    def note_blocks(self, memory, offset, key):
         read[0] += len(memory)
-        blocks(self, memory, offset, key, **options)
+        blocks(self, memory, offset, key)
 
     def found(self, number):
         shared[0] += 1
