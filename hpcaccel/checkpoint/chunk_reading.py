@@ -20,10 +20,12 @@ from hpcaccel.checkpoint.stored_file import StoredFile
 
 __all__ = ["Segment", "read_chunks", "segments"]
 
-THREADS = 4
-"""Number of threads: some compute CRCs and copy while others wait for the disk."""
+READERS = 6
+"""Number of reader threads: some compute CRCs and copy while others wait for the disk."""
+SHARING_READERS = 3
+"""The same for ranks that share what they read: together they keep the disk busy."""
 MOST_COPIERS = 2
-"""Maximum number of those threads that only copy what other ranks have read."""
+"""Maximum number of threads that copy what other ranks have read."""
 SEGMENT_BYTES = 8 << 20
 DIRECT_BYTES = 4 << 20
 """Maximum size of one read into a tensor's memory."""
@@ -153,14 +155,14 @@ def read_chunks(
         for number, segment in enumerate(segments(common, ring.segment_bytes))
     ]
     jobs += [_Job(segment, open_file(segment.file)) for segment in segments(chunks)]
-    copier_threads = min(MOST_COPIERS, max((ring.count for ring, _ in shared), default=1) - 1)
-    reader_threads = THREADS - copier_threads
+    reader_threads = SHARING_READERS if shared else READERS
+    copier_threads = min(MOST_COPIERS, max((ring.count for ring, _ in shared), default=2) - 1)
     from_disk = [job for job in jobs if job.from_disk]
     for job, later in zip(from_disk, [*from_disk[reader_threads:], *[None] * reader_threads], strict=False):
         job.later = later
     for job in from_disk[:reader_threads]:
         job.prefetch()
-    with ThreadPoolExecutor(reader_threads) as readers, ThreadPoolExecutor(max(1, copier_threads)) as copiers:
+    with ThreadPoolExecutor(reader_threads) as readers, ThreadPoolExecutor(copier_threads) as copiers:
         running = [(readers if job.from_disk else copiers).submit(job.run) for job in jobs]
         try:
             for future in running:
