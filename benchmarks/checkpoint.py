@@ -112,8 +112,8 @@ class Bench:
         from torch.distributed.fsdp import fully_shard
 
         from hpcaccel.checkpoint import CheckpointEngine, TrainingState, capture_rng
+        from hpcaccel.checkpoint.huge_pages import huge_pages
         from hpcaccel.checkpoint.snapshot_memory import SnapshotMemory
-        from hpcaccel.checkpoint.stored_file import huge_pages
 
         self.torch, self.dist = torch, dist
         self.directory, self.rank = directory, rank
@@ -141,8 +141,8 @@ class Bench:
         parts = [getattr(item, "_local_tensor", item) for item in self._tensors()]
         self.bytes = sum(item.numel() * item.element_size() for item in parts)
         self.parts = parts
-        self.source, self.target = SnapshotMemory(self.bytes), SnapshotMemory(self.bytes)
-        self.huge = huge_pages(self.source.size)
+        self.target = SnapshotMemory(self.bytes)
+        self.huge = huge_pages(self.target.size)
         self.number = 0
         self.figures: dict[str, list[float]] = defaultdict(list)
 
@@ -186,8 +186,8 @@ class Bench:
         begin = time.perf_counter()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o640)
         done = 0
-        while done < self.source.size:
-            done += os.pwrite(descriptor, self.source.view[done:], done)
+        while done < len(self.huge):
+            done += os.pwrite(descriptor, self.huge[done:], done)
         os.fsync(descriptor)
         os.close(descriptor)
         self._note("limit", time.perf_counter() - begin)

@@ -81,7 +81,7 @@ class Bench:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         from hpcaccel.checkpoint import CheckpointEngine, TrainingState
-        from hpcaccel.checkpoint.stored_file import huge_pages
+        from hpcaccel.checkpoint.huge_pages import huge_pages
 
         self.rank = rank
         torch.manual_seed(0)

@@ -16,10 +16,10 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from hpcaccel.checkpoint.huge_pages import begins_huge_page, huge_pages
 from hpcaccel.checkpoint.manifest_writer import Index, Piece
 from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, copy_bytes, crc32
 from hpcaccel.checkpoint.snapshot_memory import raw_bytes
-from hpcaccel.checkpoint.stored_file import HUGE_PAGE_BYTES, huge_pages
 from hpcaccel.checkpoint_files.manifest import combined_crc
 from hpcaccel.errors import Damaged
 
@@ -135,7 +135,7 @@ class _Copy:
         if self._host is None or begin < self._begin or self._end <= begin:
             return None
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._host))
-        if first % HUGE_PAGE_BYTES >= BLOCK_BYTES or (first - self._begin - offset) % BLOCK_BYTES:
+        if not begins_huge_page(first) or (first - self._begin - offset) % BLOCK_BYTES:
             return None
         start = begin + -(offset + begin) % BLOCK_BYTES
         stop = min(end, self._end)

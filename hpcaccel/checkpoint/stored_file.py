@@ -8,26 +8,23 @@ disks take twice as long.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import logging
-import mmap
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpcaccel.checkpoint.huge_pages import huge_pages
 from hpcaccel.checkpoint.shard_files import BLOCK_BYTES, disable_direct, open_direct, up_to_block
 from hpcaccel.errors import Damaged
 
-__all__ = ["HUGE_PAGE_BYTES", "StoredFile", "huge_pages"]
+__all__ = ["StoredFile"]
 
 log = logging.getLogger(__name__)
 
 BOUNCE_BYTES = 2 << 20
 """Maximum size of a thread's read buffer. What has been read is copied while it is in the CPU cache."""
-HUGE_PAGE_BYTES = 2 << 20
 
 
 class StoredFile:
@@ -102,16 +99,3 @@ def _bounce_buffer(size: int) -> memoryview:
         _thread.memory = huge_pages(size)
     found: memoryview = _thread.memory
     return found[:size]
-
-
-def huge_pages(size: int, *, remainder: int = 0) -> memoryview:
-    """New memory, in huge pages if possible.
-
-    Args:
-        remainder: of its address, divided by the size of a block.
-    """
-    mapping = mmap.mmap(-1, remainder + size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(AttributeError, OSError):  # Python or the kernel was built without huge pages
-        mapping.madvise(mmap.MADV_HUGEPAGE)
-    begin = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % HUGE_PAGE_BYTES + remainder
-    return memoryview(mapping)[begin : begin + size]

@@ -18,7 +18,6 @@ the signals that stop training: the rank handles them and waits for the writer.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import queue
 import select
@@ -36,6 +35,7 @@ from shutil import rmtree
 from typing import IO, Any
 
 from hpcaccel.checkpoint import commit, save_reports
+from hpcaccel.checkpoint.huge_pages import SharedPages
 from hpcaccel.checkpoint.rank_blocks import Block
 from hpcaccel.checkpoint.rank_file_writer import RankFileWriter
 from hpcaccel.checkpoint_files import SavePaths
@@ -172,9 +172,10 @@ def main(arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     descriptor, size, parent = map(int, arguments)
     hurry = threading.Event()
-    files = RankFileWriter(memoryview(mmap.mmap(descriptor, size)), hurry)
+    memory = SharedPages(descriptor, size)
+    files = RankFileWriter(memory.view, hurry)
     orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
-    threading.Thread(target=_execute_orders, args=(orders, files, parent), daemon=True).start()
+    threading.Thread(target=_execute_orders, args=(orders, files, memory, parent), daemon=True).start()
     _receive_orders(orders, hurry, parent)
     os._exit(0)
 
@@ -214,7 +215,7 @@ def _split_order(received: bytes) -> tuple[dict[str, Any], bytes, bytes] | None:
 
 
 def _execute_orders(
-    orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], files: RankFileWriter, parent: int
+    orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]], files: RankFileWriter, memory: SharedPages, parent: int
 ) -> None:
     while True:
         order, chunks = orders.get()
@@ -230,6 +231,7 @@ def _execute_orders(
                 _commit(order, paths, parent)
         except BaseException as error:  # report any error to the rank
             _report({"failed": _error_text(error)})
+        memory.move_to_huge_pages(orders.empty)  # now, because it takes as long as a first snapshot
 
 
 def _commit(order: dict[str, Any], paths: SavePaths, parent: int) -> None:

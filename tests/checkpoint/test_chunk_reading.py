@@ -12,7 +12,8 @@ from hpcaccel.checkpoint import (
     chunk_targets,
 )
 from hpcaccel.checkpoint.dcp_storage import ShardReader
-from hpcaccel.checkpoint.stored_file import StoredFile, huge_pages
+from hpcaccel.checkpoint.huge_pages import huge_pages
+from hpcaccel.checkpoint.stored_file import StoredFile
 from tests.checkpoint.chunks import SIZES, empty_like, same
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.world import run_ranks
