@@ -76,31 +76,38 @@ def test_sigterm_to_any_rank_at_any_moment_stops_all_ranks_at_one_step(tmp_path:
 
 @pytest.mark.torch
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_loader_workers_survive_a_sigterm_to_all_processes(tmp_path: Path, context: str) -> None:
+def test_loader_workers_survive_a_sigterm_to_all_processes(
+    tmp_path: Path, context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")  # for wait_for_children
     run = make_run(tmp_path / "run")
     request(run)
     folder = tmp_path / "saved"
     folder.mkdir()
     arguments = ["--folder", str(folder), "--workers", "2", "--context", context, "--pause", "0.05", "--steps", "900"]
     ranks = Ranks("gate.py", *arguments, size=1, run=run, blocked=True, fresh=True)
-    pid = ranks.processes[0].pid
-    wait_for_children(pid, 2)
+    wait_for_children(ranks, 2)
     time.sleep(0.5)
-    os.killpg(pid, signal.SIGTERM)
+    os.killpg(ranks.processes[0].pid, signal.SIGTERM)
     ended = ranks.wait()
     assert ended.codes == [85], ended.outputs
     assert "exited unexpectedly" not in ended.outputs[0]
     assert len(list(folder.iterdir())) == 1
 
 
-def wait_for_children(pid: int, count: int) -> None:
+def wait_for_children(ranks: Ranks, count: int) -> None:
+    """Wait until the only rank has so many children. After two minutes, its stacks and its output are an error."""
+    pid = ranks.processes[0].pid
     give_up = time.monotonic() + 120
     while time.monotonic() < give_up:
         found = subprocess.run(["pgrep", "-g", str(pid)], capture_output=True, text=True, check=False).stdout.split()
         if len(found) > count:
             return
         time.sleep(0.1)
-    raise AssertionError("the loader has started no workers")
+    state = subprocess.run(["ps", "-eo", "pgid,pid,stat,wchan:20,args"], capture_output=True, text=True, check=False)
+    group = [line for line in state.stdout.splitlines() if line.split()[0] == str(pid)]
+    os.killpg(pid, signal.SIGABRT)
+    raise AssertionError(f"the loader has started no workers: {group}\n{ranks.wait().outputs}")
 
 
 @pytest.mark.torch
