@@ -52,13 +52,18 @@ class SharedPages:
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
-        self._map, self._begin = _reserve(size)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + self._begin
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        if _mmap(address, size, access, mmap.MAP_SHARED | MAP_FIXED, descriptor, 0) != address:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self.view = memoryview(self._map)[self._begin : self._begin + size]
         self._moved = 0
+        try:
+            self._map, self._begin = _reserve(size)
+        except OSError:  # without overcommit, the system counts it as new memory until it is replaced
+            self._map, self._begin = mmap.mmap(descriptor, size), 0
+            self._moved = size
+        else:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + self._begin
+            access = mmap.PROT_READ | mmap.PROT_WRITE
+            if _mmap(address, size, access, mmap.MAP_SHARED | MAP_FIXED, descriptor, 0) != address:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self.view = memoryview(self._map)[self._begin : self._begin + size]
 
     def move_to_huge_pages(self, idle: Callable[[], bool]) -> None:
         """Move the memory into huge pages, as long as ``idle()`` is true; the next call continues. What cannot be moved

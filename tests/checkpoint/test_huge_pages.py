@@ -1,6 +1,7 @@
 """Memory that is shared with the writer process, in huge pages."""
 
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcaccel.checkpoint import huge_pages
 from hpcaccel.checkpoint.huge_pages import PIECE_BYTES, SharedPages, begins_huge_page
 
 LINUX = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
@@ -58,6 +60,19 @@ def test_memory_is_moved_piece_by_piece_as_long_as_nothing_else_is_to_be_done(sh
     assert _in_huge_pages(pages) == PIECE_BYTES
     pages.move_to_huge_pages(lambda: True)
     assert _in_huge_pages(pages) == 2 * PIECE_BYTES
+
+
+def test_memory_is_mapped_where_the_system_does_not_overcommit(shared, monkeypatch):
+    def refuse(size):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    descriptor, theirs, size = shared
+    theirs[-3:] = b"abc"
+    monkeypatch.setattr(huge_pages, "_reserve", refuse)
+    pages = SharedPages(descriptor, size)
+    pages.move_to_huge_pages(lambda: True)
+    assert pages.view[-3:] == b"abc"
+    assert len(pages.view) == size
 
 
 def test_a_descriptor_that_cannot_be_mapped_is_an_error(tmp_path):
