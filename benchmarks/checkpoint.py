@@ -2,7 +2,7 @@
 
 Two ranks hold an FSDP2 model with AdamW. Each round measures every method once, in the same processes; the median of
 the rounds counts. The limit of the disk is the time for the same bytes from the same two processes with direct I/O and
-fsync from warm memory; that of a load is one direct read into warm huge pages, without a check. ``stall`` is how long a
+fsync from warm huge pages; that of a load is one direct read into them, without a check. ``stall`` is how long a
 save blocks the training thread; ``slower`` is the extra time of the following steps until the save is durable;
 ``durable`` is the time until the bytes are on disk. Files are dropped from the page cache before they are loaded.
 ``ours: spread`` is a save whose interval is ten times its write, so that its writes are spread over most of that. It

@@ -79,8 +79,8 @@ class ChunkTarget:
 
     def memory(self, begin: int, end: int) -> memoryview | None:
         """The memory into which the bytes from ``begin`` to ``end`` can be read without a buffer: as many of them as
-        are whole blocks in the file. None if the memory does not have the alignment of the file, or is not in huge
-        pages: direct reads into pages of 4 KiB take longer than a copy from a buffer in huge pages."""
+        are whole blocks in the file. None if the memory does not have the alignment of the file, or does not begin
+        as a huge page does: direct reads into pages of 4 KiB take longer than a copy from a buffer in huge pages."""
         if len(self._copies) != 1:
             return None
         return self._copies[0].aligned(begin, end, self.piece.offset)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from hpcaccel.checkpoint.shard_files import BLOCK_BYTES
 
-__all__ = ["HUGE_PAGE_BYTES", "SharedPages", "begins_huge_page", "huge_pages"]
+__all__ = ["SharedPages", "begins_huge_page", "huge_pages"]
 
 HUGE_PAGE_BYTES = 2 << 20
 PIECE_BYTES = 16 * HUGE_PAGE_BYTES
@@ -36,7 +36,8 @@ def huge_pages(size: int, *, remainder: int = 0) -> memoryview:
 
 
 def begins_huge_page(address: int) -> bool:
-    """Whether ``address`` is in the first block of a huge page, as that of memory from ``huge_pages`` is."""
+    """Whether ``address`` is in the first block of what can be a huge page, as that of memory from ``huge_pages`` is.
+    Other large memory begins there only by chance."""
     return address % HUGE_PAGE_BYTES < BLOCK_BYTES
 
 
@@ -67,7 +68,8 @@ class SharedPages:
 
     def move_to_huge_pages(self, idle: Callable[[], bool]) -> None:
         """Move the memory into huge pages, as long as ``idle()`` is true; the next call continues. What cannot be moved
-        (pinned memory, an older kernel) stays in small pages. Other processes may use the memory meanwhile."""
+        (memory that is pinned or in a transfer, an older kernel) stays in small pages; it is not tried again. Other
+        processes may use the memory meanwhile."""
         size = len(self.view)
         while self._moved < size and idle():
             length = min(PIECE_BYTES, size - self._moved)

@@ -231,7 +231,7 @@ def _execute_orders(
                 _commit(order, paths, parent)
         except BaseException as error:  # report any error to the rank
             _report({"failed": _error_text(error)})
-        memory.move_to_huge_pages(orders.empty)  # now, because it takes as long as a first snapshot
+        memory.move_to_huge_pages(orders.empty)  # takes too long to be done before the first save
 
 
 def _commit(order: dict[str, Any], paths: SavePaths, parent: int) -> None:
