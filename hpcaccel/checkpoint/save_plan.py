@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.tensor import DTensor
 
 from hpcaccel.checkpoint.dcp_storage import planned_chunks, stored_lengths
 from hpcaccel.checkpoint.plan_dedup import Coverage, other_writers, own_items
@@ -24,6 +26,9 @@ from hpcaccel.checkpoint.save_content import SaveContent
 from hpcaccel.errors import CheckpointError
 
 __all__ = ["AgreedPlan", "PlanCache"]
+
+Layout = tuple[list[tuple[Any, ...]], frozenset[str]]
+"""What a rank's plan depends on: key, shape, dtype and sharding of each tensor, and which tensors all ranks have."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,12 @@ class AgreedPlan:
 
 class PlanCache:
     """Cache of the last plan. Usually only values change between two saves: the ranks then only exchange whether their
-    parts of the plan are unchanged."""
+    tensors have the same layout as before, and DCP's planner, which is slow with sharded tensors, does not plan."""
 
     def __init__(self) -> None:
-        self._local: SavePlan | None = None
+        self._layout: Layout | None = None
+        self._local = SavePlan([])
+        """This rank's own plan for tensors of this layout."""
         self._agreed: AgreedPlan | None = None
 
     def plan(
@@ -70,7 +77,7 @@ class PlanCache:
         collect: Callable[[], SaveContent],
         begin: Callable[[], None],
     ) -> tuple[AgreedPlan, DefaultSavePlanner]:
-        """Agree on a plan: the cached one if all of its parts are unchanged, else a new one.
+        """Agree on a plan: the cached one if the tensors of all ranks have the same layout as before, else a new one.
 
         Args:
             what: the beginning of error messages.
@@ -85,14 +92,15 @@ class PlanCache:
         """
         planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         content = SaveContent({})
-        local: SavePlan | None = None
 
         def plan_local() -> bool:
-            nonlocal content, local
+            nonlocal content
             content = collect()
             planner.set_up_planner(content.tensors, is_coordinator=ranks.is_first)
-            local = planner.create_local_plan()
-            return self._agreed is not None and local == self._local
+            if (layout := _layout(content)) != self._layout:
+                self._agreed = self._layout = None
+                self._local, self._layout = planner.create_local_plan(), layout
+            return self._agreed is not None
 
         def begin_if_unchanged(unchanged: list[bool]) -> bool:
             if all(unchanged):
@@ -100,11 +108,18 @@ class PlanCache:
             return all(unchanged)
 
         if not ranks.reduce(what, plan_local, begin_if_unchanged):
-            assert local is not None
-            self._agreed = _new_plan(ranks, planner, what, local, content, begin)
-            self._local = local
+            self._agreed = None
+            self._agreed = _new_plan(ranks, planner, what, self._local, content, begin)
         assert self._agreed is not None
         return self._agreed, planner
+
+
+def _layout(content: SaveContent) -> Layout:
+    described = []
+    for key, tensor in content.tensors.items():
+        sharding = (tensor.device_mesh, tensor.placements) if isinstance(tensor, DTensor) else None
+        described.append((key, tensor.shape, tensor.dtype, sharding))
+    return described, content.replicated
 
 
 def _new_plan(

@@ -189,7 +189,8 @@ class _Packer:
             )
         if value.device.type == "meta":
             raise CheckpointError(f"{path} is on the meta device and has no data to save")
-        return {TYPE: "tensor", "key": self._store(value.detach(), path), "device": value.device.type}
+        stored = value.detach() if value.requires_grad else value  # 30 µs for a DTensor
+        return {TYPE: "tensor", "key": self._store(stored, path), "device": value.device.type}
 
     def _numpy(self, value: Any, path: str) -> Any:
         import numpy as np

@@ -176,6 +176,9 @@ def main(arguments: list[str]) -> None:
     files = RankFileWriter(memory.view, hurry)
     orders: queue.SimpleQueue[tuple[dict[str, Any], bytes]] = queue.SimpleQueue()
     threading.Thread(target=_execute_orders, args=(orders, files, memory, parent), daemon=True).start()
+    # Otherwise this thread, when an order wakes it, could take the CPU from the rank's training thread that sends it.
+    with suppress(AttributeError, OSError):  # only Linux has this policy
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     _receive_orders(orders, hurry, parent)
     os._exit(0)
 
