@@ -3,7 +3,8 @@
 The loops take turns in the same processes and the same process group (gloo), each with a model of its own. A step
 waits for ``DEVICE_SECONDS``, which stands for the work of a device, so that the ranks of a machine with few cores do
 not compete for them. hpcaccel's loop checks at each step whether the ranks have agreed to save or to stop; it has a run
-directory, a heartbeat and metrics. The figures are medians of turns, with their standard errors: two ranks or more on
+directory, a heartbeat and metrics. A second raw loop, with a model of its own like each of the others, shows what is no
+library's time. The figures are medians of turns, with their standard errors: two ranks or more on
 two cores, whose collectives wake threads, take steps of very different lengths. So three more figures are taken: CPU
 time of the process; that of the thread that runs the loop (hooks and wrappers, without gloo's threads); mean time of
 ``checkpoint()`` and ``log()``, agreements included. Accelerate does not shard on CPUs, so it is left out of FSDP2.
@@ -52,17 +53,19 @@ def main() -> int:
         _rank(options.case, options.rounds)
         return 0
     passed = True
-    print(f"{'added to a step':16}{'raw loop':>12}{'Accelerate':>17}{'Fabric':>17}{'hpcaccel':>17}{'limit':>10}")
+    print(
+        f"{'added to a step':16}{'raw loop':>12}{'raw again':>17}{'Accelerate':>17}{'Fabric':>17}{'hpcaccel':>17}{'limit':>10}"
+    )
     for size, kind in CASES:
         found = _measured(size, kind, options.rounds)
         limit = min(MOST_SECONDS, MOST_SHARE * STEP_SECONDS)
         within = found["ours"]["wall"][0] <= limit
         passed = passed and within
         for unit, title in (("wall", f"{kind}, {size} ranks"), ("cpu", "  CPU time"), ("thread", "  own thread")):
-            shown = "".join(_cell(found.get(side), unit) for side in ("accelerate", "fabric", "ours"))
+            shown = "".join(_cell(found.get(side), unit) for side in ("again", "accelerate", "fabric", "ours"))
             last = f"{1e6 * limit:7.0f} µs{'' if within else '  too slow'}" if unit == "wall" else ""
             print(f"{title:16}{1e6 * found['raw'][unit][0]:9.0f} µs{shown}{last}", flush=True)
-        print(f"{'  in our calls':62}{_cell(found['calls'], 'mean')}", flush=True)
+        print(f"{'  in our calls':79}{_cell(found['calls'], 'mean')}", flush=True)
     print("\nmedians of turns and their standard errors; a mean in our calls. CPU time includes gloo's threads")
     return 0 if passed else 1
 
@@ -131,7 +134,8 @@ def _rank(kind: str, rounds: int) -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    loops = {"raw": _raw(kind), "ours": _ours(kind)}
+    dist.init_process_group("gloo")
+    loops = {"raw": _raw(kind), "ours": _ours(kind), "again": _raw(kind)}
     if kind == "ddp":
         loops["accelerate"] = _accelerate()
     if (fabric := _fabric(kind)) is not None:
@@ -223,7 +227,6 @@ def _raw(kind: str) -> Step:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
     model, optimizer, x, y = _parts()
     if kind == "ddp":
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
