@@ -53,9 +53,8 @@ def main() -> int:
         _rank(options.case, options.rounds)
         return 0
     passed = True
-    print(
-        f"{'added to a step':16}{'raw loop':>12}{'raw again':>17}{'Accelerate':>17}{'Fabric':>17}{'hpcaccel':>17}{'limit':>10}"
-    )
+    sides = "".join(f"{side:>17}" for side in ("raw again", "Accelerate", "Fabric", "hpcaccel"))
+    print(f"{'added to a step':16}{'raw loop':>12}{sides}{'limit':>10}")
     for size, kind in CASES:
         found = _measured(size, kind, options.rounds)
         limit = min(MOST_SECONDS, MOST_SHARE * STEP_SECONDS)
