@@ -70,14 +70,20 @@ def test_killed_rank_is_named_with_its_node_and_check(run: Scenario) -> None:
         [sys.executable, "-m", "hpcaccel", *words(run), "--timeout", "10"],
         env=run.env, cwd=run.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
-    found: list[Path] = []
+    pids: list[int] = []
 
-    def begun() -> bool:
-        found[:] = run.folder.glob("runs/selftest/*/selftest/rank-1.*.jsonl")
-        return bool(found)
+    def stopped_in_a_check() -> bool:
+        for file in run.folder.glob("runs/selftest/*/selftest/rank-1.*.jsonl"):
+            pids[:] = [line["pid"] for line, _ in read_lines(file)]
+            if pids:
+                os.kill(pids[0], signal.SIGSTOP)
+                if [line["state"] for line, _ in read_lines(file)][-1] in ("began", "step"):
+                    return True
+                os.kill(pids[0], signal.SIGCONT)
+        return False
 
-    wait_until(begun, "the results of rank 1")
-    os.kill(next(line["pid"] for line, _ in read_lines(found[0])), signal.SIGKILL)
+    wait_until(stopped_in_a_check, "a check of rank 1")
+    os.kill(pids[0], signal.SIGKILL)
     output, _ = testing.communicate(timeout=300)
     assert testing.returncode == 1, output
     document = json.loads(output[output.index("{") :].rpartition("}")[0] + "}")
