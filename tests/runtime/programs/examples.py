@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import runpy
+import socket
 import sys
 import time
 from pathlib import Path
@@ -37,18 +38,32 @@ def run(script: Path, out: Path, rank: int) -> int:
 def main() -> None:
     out, scripts = Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    port = int(os.environ["MASTER_PORT"])
     gc.freeze()  # else each child's last garbage collection would scan, and copy, all objects of torch
     for script in scripts:
-        port += 1  # the previous port may still be closing
-        os.environ["MASTER_PORT"] = str(port)
+        os.environ["MASTER_PORT"] = common_port(out / f"{script.stem}.port", rank)
         code = run(script, out, rank)
         (out / f"{script.stem}.{rank}.code").write_text(str(code))
-        give_up = time.monotonic() + MEET_SECONDS
-        while not all((out / f"{script.stem}.{other}.code").exists() for other in range(size)):
-            if time.monotonic() > give_up:
-                raise SystemExit(f"{script.name}: not all ranks ended within {MEET_SECONDS} s")
-            time.sleep(0.01)
+        wait_for([out / f"{script.stem}.{other}.code" for other in range(size)])
+
+
+def common_port(file: Path, rank: int) -> str:
+    """A free port, which rank 0 tells the other ranks: the port of the script before may still be closing."""
+    if rank == 0:
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            part = file.with_suffix(".part")
+            part.write_text(str(found.getsockname()[1]))
+        part.rename(file)
+    wait_for([file])
+    return file.read_text()
+
+
+def wait_for(files: list[Path]) -> None:
+    give_up = time.monotonic() + MEET_SECONDS
+    while missing := [file.name for file in files if not file.exists()]:
+        if time.monotonic() > give_up:
+            raise SystemExit(f"no {', '.join(missing)} within {MEET_SECONDS} s: a rank has not come so far")
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":
