@@ -189,7 +189,7 @@ class _Packer:
             )
         if value.device.type == "meta":
             raise CheckpointError(f"{path} is on the meta device and has no data to save")
-        stored = value.detach() if value.requires_grad else value  # 30 µs for a DTensor
+        stored = value.detach() if value.requires_grad else value  # detach() of a DTensor takes 30 µs
         return {TYPE: "tensor", "key": self._store(stored, path), "device": value.device.type}
 
     def _numpy(self, value: Any, path: str) -> Any:
