@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import runpy
-import socket
 import sys
 import time
 from pathlib import Path
@@ -17,6 +16,8 @@ from pathlib import Path
 import torch._dynamo  # imported by the first step of an optimizer
 import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
+
+from tests.runtime.ranks import free_port
 
 MEET_SECONDS = 90
 
@@ -49,10 +50,8 @@ def main() -> None:
 def common_port(file: Path, rank: int) -> str:
     """A free port, which rank 0 tells the other ranks: the port of the script before may still be closing."""
     if rank == 0:
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            part = file.with_suffix(".part")
-            part.write_text(str(found.getsockname()[1]))
+        part = file.with_suffix(".part")
+        part.write_text(str(free_port()))
         part.rename(file)
     wait_for([file])
     return file.read_text()
