@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.runtime.distributed import port_discovery, rank_env, rendezvous
 
 from .ranks import PROGRAMS, ROOT, free_port, start
@@ -131,6 +133,34 @@ def test_given_port_is_used_or_reported_as_occupied() -> None:
     assert [found["sum"] for found in good.results()] == [11.0, 11.0]
     assert f"rank 0 of 2 could not join the other ranks at localhost:{taken}" in refused["error"]
     assert "that the port is free" in refused["error"]
+
+
+def test_ranks_of_one_node_connect_as_soon_as_rank_0_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, unused = free_port(), free_port()
+    refused: list[bool] = []
+
+    def connect(host: str, where: int, timeout: timedelta, *, serves: bool) -> object:
+        with socket.socket() as client:
+            refused.append(client.connect_ex((host, where)) != 0)
+        return object()
+
+    def make(number: int, *, ranks_here: int = 2, **seconds: float) -> object:
+        env = replace(rank_env.detect(step(92, 2, MASTER_PORT=str(number))[1]), local_world_size=ranks_here)
+        return rendezvous._make(env, "env://", timedelta(**seconds))
+
+    monkeypatch.setattr(rendezvous, "_tcp_store", connect)
+    late = threading.Timer(0.3, lambda: stack.enter_context(silent_listener(port)))
+    with ExitStack() as stack:
+        late.start()
+        make(port, seconds=60)
+        late.join()
+    assert refused == [False]
+    # TCPStore's own retries are for ranks on several nodes.
+    make(unused, ranks_here=1, seconds=60)
+    assert refused == [False, True]
+    with pytest.raises(RankEnvironmentError, match=r"rank 1 of 2 could not join the other ranks .* were refused for"):
+        make(unused, seconds=0.2)
+    assert refused == [False, True]
 
 
 def test_init_method_is_used(tmp_path: Path) -> None:

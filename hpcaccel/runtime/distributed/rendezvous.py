@@ -82,7 +82,13 @@ def _make(env: RankEnvironment, init_method: str, timeout: timedelta) -> Any:
         if env.ports:
             return _at_discovered_port(env, timeout)
         # With this variable, torchrun's agent already runs the store.
-        serves = env.rank == 0 and not is_set("TORCHELASTIC_USE_AGENT_STORE")
+        exists = is_set("TORCHELASTIC_USE_AGENT_STORE")
+        serves = env.rank == 0 and not exists
+        # On several nodes TCPStore's own retries, at random times, are better than polls by thousands of ranks.
+        if not (serves or exists) and env.world_size == env.local_world_size:
+            from hpcaccel.runtime.distributed.port_discovery import wait_for_listener
+
+            wait_for_listener(env.master_addr, env.master_port, timeout_seconds=timeout.total_seconds())
         return _tcp_store(env.master_addr, env.master_port, timeout, serves=serves)
     except (RuntimeError, ValueError, OSError) as error:
         where = f"{env.master_addr}:{env.master_port}" if init_method == "env://" else init_method
