@@ -56,22 +56,23 @@ def test_exit_code_of_srun(line: str, code: int) -> None:
 
 @pytest.fixture
 def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
-    """Runs a stand-in for srun, with SIGTERM for this process as soon as it is up. Returns its exit code."""
+    """Runs a stand-in for srun, with SIGTERM for this thread as soon as it is up. Returns its exit code."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(step_launch, "_PAUSE_SECONDS", 0.05)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in the thread, too: run_step takes the signal
 
-    def terminate() -> None:
+    def terminate(thread: int) -> None:
         end = time.monotonic() + 20
         while not (tmp_path / "up").exists() and time.monotonic() < end:
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
+        # Not to the process: another thread of the tests, in which the signal is not blocked, could take it.
+        signal.pthread_kill(thread, signal.SIGTERM)
 
     def run(squeue: str, scancel: str = "") -> int:
         for name, script in (("squeue", squeue), ("scancel", scancel)):
             (tmp_path / name).write_text(f"#!/bin/bash\ncd {tmp_path}\n{script}\n")
             (tmp_path / name).chmod(0o755)
-        thread = threading.Thread(target=terminate)
+        thread = threading.Thread(target=terminate, args=(threading.get_ident(),))
         thread.start()
         line = f"cd {tmp_path}; trap 'exit 85' TERM; touch up; for i in {{1..200}}; do "
         line += "[ -e saved ] && exit 0; sleep 0.05; done"
