@@ -1,4 +1,5 @@
-"""Discovery of the store's port: rank 0's small service on one of several candidate ports, and the search for it.
+"""Discovery of the store's port: rank 0's small service on one of several candidate ports, and the search for it. Also
+the wait until a port that is already known accepts connections.
 
 Protocol: one line per request and response, ``hpcaccel <name>`` → ``hpcaccel <name> <port>``. The response to any other
 request, such as one with another group's name, is ``hpcaccel`` alone.
@@ -150,7 +151,7 @@ def find_store(
 
 def wait_for_listener(host: str, port: int, *, timeout_seconds: float) -> None:
     """Wait until connections to ``port`` are not refused. A TCPStore that is refused tries again only after 0.3 to
-    0.7 s (torch 2.13), ten times as long as the rendezvous of ranks that restart warm.
+    0.7 s (measured with torch 2.13): longer than the rest of the rendezvous on one node.
 
     Raises:
         TimeoutError: connections were still refused after ``timeout_seconds``.
