@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.records import refuse_newer
+from hpcaccel.core.protocol import refuse_newer
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 

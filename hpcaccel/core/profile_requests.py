@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,7 +45,7 @@ class ProfileRequest:
     """A request to record the next steps of some ranks."""
 
     version: int = 1
-    id: str = field(default_factory=lambda: f"{time.time_ns()}-{secrets.token_hex(2)}")
+    id: str = field(default_factory=lambda: f"{time.time_ns()}-{os.urandom(2).hex()}")
     steps: int
     ranks: list[int]
     attempt: int

@@ -2,18 +2,14 @@
 
 A record is stored as a JSON object. Readers ignore unknown keys, so an older release can read a newer one's files;
 missing keys take their defaults. A change that older releases would misread gets a higher ``version``, which they
-refuse (``refuse_newer``). Ledgers and heartbeats are read by the copy of the batch step that wrote them, and by
-commands, which have read the run's record first.
+refuse (``protocol.refuse_newer``). Ledgers and heartbeats are read by the copy of the batch step that wrote them, and
+by commands, which have read the run's record first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal, TypeVar
-
-from hpcaccel.errors import RunDirectoryError
 
 __all__ = [
     "AttemptEnd",
@@ -29,15 +25,8 @@ __all__ = [
     "WorkerStart",
     "WorkerTaken",
     "from_dict",
-    "refuse_newer",
     "to_dict",
 ]
-
-PROTOCOL = 1
-"""Version of the protocol between the batch step and the ranks, in ``HPCACCEL_PROTOCOL``."""
-
-EXIT_CONTINUED = 85
-"""Exit code of a process that stopped and is to be continued."""
 
 Reason = Literal[
     "completed",  # the program finished
@@ -64,19 +53,6 @@ R = TypeVar("R")
 
 def to_dict(record: Any) -> dict[str, Any]:
     return asdict(record)
-
-
-def refuse_newer(value: Mapping[str, Any], newest: int, source: Path) -> None:
-    """Refuse a file that a newer hpcaccel wrote in a format that this one cannot read.
-
-    ``value`` is its contents, and ``newest`` the newest version that this release reads. Raises RunDirectoryError.
-    """
-    version = value.get("version", 1)
-    if isinstance(version, int) and version > newest:
-        raise RunDirectoryError(
-            f"{source} has format version {version}, written by a newer hpcaccel; this one reads versions up to "
-            f"{newest}. Upgrade hpcaccel"
-        )
 
 
 def from_dict(kind: type[R], value: dict[str, Any]) -> R:

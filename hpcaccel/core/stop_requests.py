@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,7 +82,7 @@ def leave_request(run: RunDir, request: StopRequest, *, name: str | None = None)
     Raises:
         RunDirectoryError: the file cannot be written.
     """
-    path = run.control / f"{_USERS}{time.time_ns()}-{name or secrets.token_hex(2)}.json"
+    path = run.control / f"{_USERS}{time.time_ns()}-{name or os.urandom(2).hex()}.json"
     try:
         text = json.dumps(to_dict(request), indent=1) + "\n"
         atomic_write(path, text, whatever_umask=True)  # the run's owner reads it, too
@@ -189,7 +188,7 @@ def leave_save_request(run: RunDir) -> None:
 
 
 def _leave_empty_file(run: RunDir, prefix: str) -> None:
-    path = run.control / f"{prefix}{time.time_ns()}-{secrets.token_hex(2)}"
+    path = run.control / f"{prefix}{time.time_ns()}-{os.urandom(2).hex()}"
     try:
         atomic_write(path, "", sync=False, whatever_umask=True)
     except OSError as error:

@@ -24,6 +24,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hpcaccel.checkpoint_files.watched import newest_saved
 from hpcaccel.core.durable_files import make_folder, read_json
@@ -32,10 +33,8 @@ from hpcaccel.core.records import AttemptStart
 from hpcaccel.node.allocation import JobStatus
 from hpcaccel.node.batch import WATCHED
 from hpcaccel.node.decision import Evidence, Verdict, decide
-from hpcaccel.node.failures import cause
-from hpcaccel.node.failures.classify import Failure, classify
+from hpcaccel.node.failures import Failure, cause
 from hpcaccel.node.failures.disk_space import WaitForRoom, explained_by_room, gone, if_possible, wait_before_start
-from hpcaccel.node.failures.hangs import HangWatch
 from hpcaccel.node.failures.preflight import preflight
 from hpcaccel.node.job import Job
 from hpcaccel.node.launchers import RankProcesses, start_ranks
@@ -43,10 +42,12 @@ from hpcaccel.node.launchers.het_components import ComponentProcesses, component
 from hpcaccel.node.ledger import read_outcome
 from hpcaccel.node.preparation import BeforeRanks, Provision
 from hpcaccel.node.rank import RESUME_ARGS
-from hpcaccel.node.samples import Samplers
 from hpcaccel.node.stop_sequence import StopSequence
 from hpcaccel.node.warm.warm_ranks import WarmRanks
 from hpcaccel.slurm.states import JobState
+
+if TYPE_CHECKING:
+    from hpcaccel.node.samples import Samplers
 
 __all__ = ["Attempt"]
 
@@ -228,6 +229,11 @@ class Attempt:
 
     def _watch(self, ranks: RankProcesses) -> int:
         """Watch the ranks until they have ended. Returns their exit code."""
+        # Imported now: earlier, the ranks would start later; and at a failure, node.pyz may be unreadable for a while.
+        import hpcaccel.node.failures.classify  # noqa: F401
+        from hpcaccel.node.failures.hangs import HangWatch
+        from hpcaccel.node.samples import Samplers
+
         setting = self.job.launch.resilience.hang_timeout_seconds
         hangs = HangWatch(self.job.run, self.number, setting=setting)
         placement = self.job.placement
@@ -330,6 +336,8 @@ class Attempt:
         return failure
 
     def _classify(self, code: int, step_state: JobState | None = None) -> Failure:
+        from hpcaccel.node.failures.classify import classify
+
         launch = self.job.launch
         failure = classify(
             self.job.run,

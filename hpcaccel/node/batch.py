@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from hpcaccel.core.launch_spec import find_launch
 from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.core.records import EXIT_CONTINUED
+from hpcaccel.core.protocol import EXIT_CONTINUED
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node.notices.sender_process import SenderProcess
@@ -106,11 +105,18 @@ def run_batch(run: RunDir, command: Sequence[str], *, give_up: Callable[[str], i
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     take_over_signals()
     program = [sys.executable, sys.argv[0]]
-    notices = SenderProcess([*program, "notices", str(run.path)], unmarked=MARK) if _has_webhook(run) else None
-    return BatchStep([*program, *command], script=run.script, give_up=give_up, notices=notices).run()
+    since = time.time()
+
+    def sender() -> SenderProcess | None:
+        command = [*program, "notices", str(run.path)]
+        return SenderProcess(command, unmarked=MARK, since=since) if _has_webhook(run) else None
+
+    return BatchStep([*program, *command], script=run.script, give_up=give_up, sender=sender).run()
 
 
 def _has_webhook(run: RunDir) -> bool:
+    from hpcaccel.core.launch_spec import find_launch  # while the child starts, which would wait for this import
+
     try:
         launch = find_launch(run)
     except (HpcaccelError, OSError):
@@ -126,7 +132,7 @@ class BatchStep:
             ``work`` the worker's index.
         script: the batch script, which a requeue on the local backend runs again.
         give_up: see ``run_batch``.
-        notices: the sender of notices, or None.
+        sender: returns the sender of notices, or None; called once the first child has started.
     """
 
     def __init__(
@@ -135,20 +141,20 @@ class BatchStep:
         *,
         script: Path,
         give_up: Callable[[str], int],
-        notices: SenderProcess | None = None,
+        sender: Callable[[], SenderProcess | None] = lambda: None,
     ) -> None:
         self._command = list(command)
         self._what = {"supervise": "supervisor", "work": "worker"}[command[2]]
         self._script = script
         self._give_up = give_up
-        self._notices = notices
+        self._sender: Callable[[], SenderProcess | None] | None = sender
+        self._notices: SenderProcess | None = None
         self._received: set[int] = set()
         """Signals received so far. Each new child gets all of them again, and asks the scheduler what they mean."""
         self._mark = f"{os.getpid()}:{process_start(os.getpid())}:{time.time()!r}"
         os.environ[MARK] = self._mark
 
     def run(self) -> int:
-        self._keep_notices()
         code = self._run()
         self._end_notices(hurry=code == EXIT_CONTINUED)
         return code
@@ -161,6 +167,7 @@ class BatchStep:
             try:
                 code = self._watch(self._start())
             except OSError as error:  # out of memory, or the limit on processes is reached
+                self._keep_notices()
                 end = f"could not be started: {error.strerror}"
             else:
                 if code == START_AGAIN:
@@ -190,6 +197,7 @@ class BatchStep:
 
     def _watch(self, child: subprocess.Popen[bytes]) -> int:
         """Forward signals until the child has ended. Returns the child's exit code, or -n if signal n killed it."""
+        self._keep_notices()
         while (code := child.poll()) is None:
             number = signal.sigwait(WATCHED)
             if number != signal.SIGCHLD:
@@ -199,6 +207,8 @@ class BatchStep:
         return code
 
     def _keep_notices(self) -> None:
+        if self._sender is not None:
+            self._notices, self._sender = self._sender(), None
         if self._notices is not None:
             self._notices.keep()
 

@@ -9,12 +9,15 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hpcaccel.core.rank_records import Outcome
 from hpcaccel.core.records import Decision, Reason
 from hpcaccel.core.stop_requests import StopRequest, pruned
 from hpcaccel.node.allocation import JobStatus
-from hpcaccel.node.failures.classify import Failure
+from hpcaccel.node.failures import Failure
+
+if TYPE_CHECKING:
+    from hpcaccel.core.rank_records import Outcome
 
 __all__ = ["Evidence", "Verdict", "decide"]
 

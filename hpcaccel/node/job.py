@@ -15,7 +15,8 @@ from hpcaccel.checkpoint_files.watched import SavedCheckpoint
 from hpcaccel.core.attempt_steps import complete_timing
 from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.log import Mask
-from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd
+from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node.allocation import Allocation

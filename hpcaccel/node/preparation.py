@@ -17,8 +17,7 @@ from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.node.batch import default_signals, shell_code
 from hpcaccel.node.environment.containers import cached_image, choose_runtime
 from hpcaccel.node.environment.staging import STAGE_DIR, each_node, problem_in, stage_directory
-from hpcaccel.node.failures import cause
-from hpcaccel.node.failures.classify import Failure
+from hpcaccel.node.failures import Failure, cause
 
 __all__ = ["BeforeRanks", "Provision", "clean_snapshots", "clean_stage"]
 

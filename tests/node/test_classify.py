@@ -13,8 +13,8 @@ import pytest
 
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.failures import CAUSES, disk_space
-from hpcaccel.node.failures.classify import Failure, classify
+from hpcaccel.node.failures import CAUSES, Failure, disk_space
+from hpcaccel.node.failures.classify import classify
 from hpcaccel.slurm.states import JobState
 
 ROOT = Path(__file__).parents[2]

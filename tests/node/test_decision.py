@@ -10,8 +10,7 @@ from hpcaccel.core.rank_records import Outcome
 from hpcaccel.core.stop_requests import StopRequest
 from hpcaccel.node.allocation import JobStatus
 from hpcaccel.node.decision import Evidence, decide
-from hpcaccel.node.failures import cause
-from hpcaccel.node.failures.classify import Failure
+from hpcaccel.node.failures import Failure, cause
 
 RUNNING = JobStatus(running=True)
 IN_GRACE = JobStatus(running=True, preempted=True)

@@ -13,8 +13,7 @@ import pytest
 
 from hpcaccel.core.durable_files import make_folder
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.failures import cause
-from hpcaccel.node.failures.classify import Failure
+from hpcaccel.node.failures import Failure, cause
 from hpcaccel.node.failures.disk_space import LEAST_BYTES, bytes_to_save, explained_by_room, shortage
 
 from .conftest import ROOT, LocalRun, outcome

@@ -7,10 +7,10 @@ exception like any other fault. Of all rows that match a trace, the first one in
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["CAUSES", "Cause", "Follows", "cause"]
+__all__ = ["CAUSES", "Cause", "Failure", "Follows", "cause"]
 
 Follows = Literal[
     "restart",  # restart the ranks in the same allocation; requeue when no restarts are left
@@ -47,6 +47,18 @@ class Cause:
 
     def in_error(self, text: str) -> bool:
         return any(re.search(pattern, text) for pattern in self.errors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The cause of a failure, with the text from which it was recognised."""
+
+    cause: Cause
+    detail: str
+    nodes: list[str] = field(default_factory=list)
+    """Nodes to blame, if the cause is a fault of nodes."""
+    rank: int | None = None
+    """The rank that failed first; None if no rank is at fault, or if only consequences of its failure are known."""
 
 
 _STEPD = (

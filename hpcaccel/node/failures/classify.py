@@ -10,17 +10,17 @@ import dataclasses
 import re
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.run_dir import RunDir
-from hpcaccel.node.failures import CAUSES, Cause, cause
+from hpcaccel.node.failures import CAUSES, Cause, Failure, cause
 from hpcaccel.node.failures.classify_logs import RankEnd, RankLog, rank_ends, read_rank_logs, read_slurm_lines
 from hpcaccel.node.rank import LONGEST
 from hpcaccel.slurm.states import JobState
 
-__all__ = ["Failure", "classify"]
+__all__ = ["classify"]
 
 _DIFFERS = re.compile(r", and rank (\d+) differs:")
 """Part of the runtime's errors about ranks that make different calls. The group is the rank whose call differs."""
@@ -40,18 +40,6 @@ _SIGNALS = {  # srun's text for a rank that was killed by this signal
     signal.SIGFPE: "Floating point exception",
     signal.SIGTERM: "Terminated",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """The cause of a failure, with the text from which it was recognised."""
-
-    cause: Cause
-    detail: str
-    nodes: list[str] = field(default_factory=list)
-    """Nodes to blame, if the cause is a fault of nodes."""
-    rank: int | None = None
-    """The rank that failed first; None if no rank is at fault, or if only consequences of its failure are known."""
 
 
 @dataclass(frozen=True, kw_only=True)

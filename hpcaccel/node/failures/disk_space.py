@@ -25,8 +25,7 @@ from hpcaccel.core.durable_files import MOVED
 from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
-from hpcaccel.node.failures import cause
-from hpcaccel.node.failures.classify import Failure
+from hpcaccel.node.failures import Failure, cause
 
 __all__ = [
     "LEAST_BYTES",

@@ -28,8 +28,7 @@ from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.node.allocation import OVERLAP, SHORT_STEP
 from hpcaccel.node.batch import default_signals
-from hpcaccel.node.failures import cause
-from hpcaccel.node.failures.classify import Failure
+from hpcaccel.node.failures import Failure, cause
 from hpcaccel.node.failures.disk_space import if_possible
 from hpcaccel.node.failures.preflight_checks import check_node, check_shared, serve_connection_test
 from hpcaccel.node.launchers import rank_command, share_gpus

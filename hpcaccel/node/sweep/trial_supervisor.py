@@ -20,7 +20,8 @@ from typing import Any
 
 from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
-from hpcaccel.core.records import EXIT_CONTINUED, AttemptEnd
+from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.run_ledger import RunLedger
 from hpcaccel.core.stop_requests import mark_honoured, open_requests
@@ -32,7 +33,7 @@ from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
 from hpcaccel.node.attempt import Attempt
 from hpcaccel.node.batch import WATCHED
 from hpcaccel.node.decision import Verdict
-from hpcaccel.node.failures.classify import Failure
+from hpcaccel.node.failures import Failure
 from hpcaccel.node.failures.classify_logs import slurm_intervened
 from hpcaccel.node.failures.disk_space import UNWRITABLE_ERRNOS
 from hpcaccel.node.ledger import Ledger, read_outcome

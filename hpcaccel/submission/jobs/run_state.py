@@ -16,7 +16,8 @@ from typing import Any
 
 from hpcaccel.core.durable_files import read_json, read_lines, write_json
 from hpcaccel.core.launch_spec import find_launch
-from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, from_dict, refuse_newer, to_dict
+from hpcaccel.core.protocol import refuse_newer
+from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, from_dict, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.run_ledger import RunLedger
 from hpcaccel.core.stop_requests import StopRequest, open_requests
