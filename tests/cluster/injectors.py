@@ -196,14 +196,25 @@ def drained(cluster: Cluster, node: str) -> Iterator[None]:
 
 
 def hold_in_queue(run: Scenario) -> None:
-    """Stop the run and hold its job in the queue, with no process of it left."""
+    """Stop the run and hold its job in the queue, with no process of it left.
+
+    The end may be that of an attempt which was lost shortly before, written by the next start of the job: then the job
+    runs again, and is stopped once more."""
     assert run.cluster is not None
-    cluster, ends = run.cluster, len(run.lines("end"))
-    run.cli("stop", "--requeue", run.dir.run_id)
-    run.wait_for_ends(ends + 1)
-    cluster.wait_for(run.job_id, ["PENDING", "RUNNING"])
-    cluster.run("scontrol", "hold", run.job_id)
-    cluster.wait_for(run.job_id, ["PENDING"])
+    cluster = run.cluster
+
+    def held() -> bool:
+        starts, ends = len(run.lines("start")), len(run.lines("end"))
+        run.cli("stop", "--requeue", run.dir.run_id)
+        run.wait_for_ends(ends + 1)
+        cluster.wait_for(run.job_id, ["PENDING", "RUNNING"])
+        cluster.run("scontrol", "hold", run.job_id)
+        pending = lambda: cluster.job(run.job_id)["JobState"] == "PENDING"  # noqa: E731
+        wait_until(lambda: pending() or len(run.lines("start")) > starts, "the job is held, or starts again")
+        return pending()
+
+    while not held():
+        pass
 
 
 def release(run: Scenario) -> None:
