@@ -8,6 +8,7 @@ query: it has the same lines on login nodes and compute nodes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
 import re
@@ -176,7 +177,5 @@ def _identifying_lines(text: str) -> Iterator[str]:
 
 
 def _key(name: str, lines: list[str]) -> str:
-    import hashlib  # a late import: the start of a job's ranks would wait for it
-
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9.-]', '_', name)[:40]}-{digest}"

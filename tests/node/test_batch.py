@@ -305,3 +305,15 @@ def test_allocation_of_a_worker_begins_with_its_batch_step(sweep: Sweep, monkeyp
     line = WorkerAccount(sweep.worker).start(allocation, allocated_at=None, local=True)
     assert line.allocated_at == pytest.approx(started_at(parent), abs=1)
     assert line.pid == os.getpid()
+
+
+def test_ranks_wait_for_no_import_that_their_start_does_not_need() -> None:
+    def loaded(module: str) -> set[str]:
+        code = f"import sys, {module}; print(*sys.modules)"
+        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return set(answer.stdout.split())
+
+    records = {"dataclasses", "hpcaccel.core.launch_spec", "hpcaccel.core.records"}
+    assert loaded("hpcaccel.node.batch") & records == set()
+    watching = {"hpcaccel.node.failures.classify", "hpcaccel.node.failures.hangs", "hpcaccel.node.samples"}
+    assert loaded("hpcaccel.node.supervisor") & watching == set()

@@ -88,6 +88,7 @@ def test_the_shim_imports_what_each_rank_needs_and_no_more() -> None:
     code = "import sys, hpcaccel.node.rank; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "hpcaccel.core.launch_spec" in loaded
-    for name in ("hpcaccel.node.allocation", "hpcaccel.node.batch", "ctypes", "socket", "subprocess"):
+    allocation = ("hpcaccel.node.allocation", "hpcaccel.node.batch")
+    for name in (*allocation, "hpcaccel.core.records", "ctypes", "socket", "subprocess"):
         assert name not in loaded
     assert rank._SLOT == SLOT

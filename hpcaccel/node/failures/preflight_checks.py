@@ -5,6 +5,7 @@ A check that is not possible (no nvidia-smi, a kernel log that users cannot read
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import re
@@ -258,8 +259,6 @@ def serve_connection_test(nodes: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 def _receive(door: socket.socket, token: bytes) -> None:
-    from hmac import compare_digest  # a late import: on one node the ranks would wait for it in vain
-
     while True:
         try:
             guest, _ = door.accept()
@@ -268,7 +267,7 @@ def _receive(door: socket.socket, token: bytes) -> None:
         with guest:
             try:
                 guest.settimeout(1.0)
-                if compare_digest(guest.recv(64), token):
+                if hmac.compare_digest(guest.recv(64), token):
                     guest.sendall(b"ok")
             except OSError:
                 continue
