@@ -135,7 +135,9 @@ def test_given_port_is_used_or_reported_as_occupied() -> None:
     assert "that the port is free" in refused["error"]
 
 
-def test_ranks_of_one_node_connect_as_soon_as_rank_0_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_one_node_connect_as_soon_as_rank_0_accepts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     port, unused = free_port(), free_port()
     refused: list[bool] = []
 
@@ -158,8 +160,11 @@ def test_ranks_of_one_node_connect_as_soon_as_rank_0_accepts(monkeypatch: pytest
     # TCPStore's own retries are for ranks on several nodes.
     make(unused, ranks_here=1, seconds=60)
     assert refused == [False, True]
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("hpcaccel.runtime.distributed.port_discovery.WARNING_SECONDS", 0.1)
     with pytest.raises(RankEnvironmentError, match=r"rank 1 of 2 could not join the other ranks .* were refused for"):
         make(unused, seconds=0.2)
+    assert capsys.readouterr().err.count("rank 1 of 2 has waited") == 1
     assert refused == [False, True]
 
 

@@ -33,7 +33,7 @@ LONGEST_LINE = 512
 BACKLOG = 4096
 """Maximum number of connections that wait to be accepted."""
 WARNING_SECONDS = 60.0
-"""Time after which a rank that has not found rank 0 prints a warning."""
+"""Time after which a rank that has not found or reached rank 0 prints a warning."""
 NAME_SECONDS = 60.0
 """How long a host name may be unresolvable: name services can lag at the start of a job."""
 LONGEST_PAUSE_SECONDS = 2.0
@@ -149,15 +149,22 @@ def find_store(
         pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)
 
 
-def wait_for_listener(host: str, port: int, *, timeout_seconds: float) -> None:
+def wait_for_listener(host: str, port: int, *, rank: int, world_size: int, timeout_seconds: float) -> None:
     """Wait until connections to ``port`` are not refused. A TCPStore that is refused tries again only after 0.3 to
     0.7 s (measured with torch 2.13): longer than the rest of the rendezvous on one node.
+
+    Args:
+        rank, world_size: rank of this process and number of ranks, for messages.
 
     Raises:
         TimeoutError: connections were still refused after ``timeout_seconds``.
     """
-    started = time.monotonic()
+    started, warned = time.monotonic(), False
     while (waited := time.monotonic() - started) < timeout_seconds:
+        if waited > WARNING_SECONDS and not warned:
+            warned = True
+            text = f"rank {rank} of {world_size} has waited {waited:.0f} s for rank 0 at {host}:{port}. Still waiting."
+            print(f"hpcaccel: {text}", file=sys.stderr, flush=True)
         try:
             socket.create_connection((host, port), timeout=RESPONSE_SECONDS).close()
         except ConnectionRefusedError:
