@@ -26,14 +26,14 @@ from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.run_ledger import RunLedger
 from hpcaccel.core.stop_requests import mark_honoured, open_requests
 from hpcaccel.errors import HpcaccelError, RunBusy, RunDirectoryError, UserError
-from hpcaccel.node import lease
+from hpcaccel.node import lease, samples  # noqa: F401 - imported while the process waits for a trial, not later
 from hpcaccel.node.allocation import Allocation, JobStatus, LocalAllocation, Slot
 from hpcaccel.node.allocation.scheduler_view import KILL_WAIT, PROCTRACK, WORKER_JOB, SchedulerView, read_shared_status
 from hpcaccel.node.allocation.slurm_allocation import SlurmAllocation
 from hpcaccel.node.attempt import Attempt
 from hpcaccel.node.batch import WATCHED
 from hpcaccel.node.decision import Verdict
-from hpcaccel.node.failures import Failure
+from hpcaccel.node.failures import Failure, classify, hangs  # noqa: F401 - likewise
 from hpcaccel.node.failures.classify_logs import slurm_intervened
 from hpcaccel.node.failures.disk_space import UNWRITABLE_ERRNOS
 from hpcaccel.node.ledger import Ledger, read_outcome
