@@ -9,7 +9,7 @@ import yaml
 
 from hpcaccel.checkpoint.rank_blocks import BLOCK
 from hpcaccel.checkpoint_files import manifest
-from hpcaccel.core import launch_spec, records
+from hpcaccel.core import launch_spec, rank_protocol, records
 from hpcaccel.spec import load_spec
 from hpcaccel.spec.cluster.cluster_facts import FACTS_VERSION
 from hpcaccel.spec.loading.spec_version import RENAMED, SPEC_VERSION
@@ -39,7 +39,7 @@ def test_versions_of_the_page_are_those_of_the_code() -> None:
     versions = f"{manifest.VERSION}; {manifest.PARTS_VERSION} if more than {BLOCK} ranks have saved"
     assert row("a checkpoint's manifest") == versions
     assert row("facts of a cluster") == str(FACTS_VERSION)
-    assert row("batch step and ranks") == str(records.PROTOCOL)
+    assert row("batch step and ranks") == str(rank_protocol.PROTOCOL)
     assert row("this machine and a login node") == str(protocol.PROTOCOL)
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "objects_in",
     "read_json",
     "read_lines",
+    "refuse_newer",
     "same_sharing",
     "temporary_files",
     "write_all",
@@ -186,6 +187,19 @@ def append_bytes(path: Path, lines: bytes, *, sync: bool = False) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def refuse_newer(value: Mapping[str, Any], newest: int, source: Path) -> None:
+    """Refuse a file that a newer hpcaccel wrote in a format that this one cannot read.
+
+    ``value`` is its contents, and ``newest`` the newest version that this release reads. Raises RunDirectoryError.
+    """
+    version = value.get("version", 1)
+    if isinstance(version, int) and version > newest:
+        raise RunDirectoryError(
+            f"{source} has format version {version}, written by a newer hpcaccel; this one reads versions up to "
+            f"{newest}. Upgrade hpcaccel"
+        )
 
 
 def read_lines(path: Path, *, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:

@@ -12,8 +12,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hpcaccel.core.durable_files import read_json
-from hpcaccel.core.protocol import refuse_newer
+from hpcaccel.core.durable_files import read_json, refuse_newer
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RunDirectoryError
 

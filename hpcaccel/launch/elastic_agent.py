@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 
 SHUTDOWN_SECONDS = 300
 """How long ranks may take to end after a signal: long enough to save a checkpoint. torchrun's default is 30."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpcaccel.core.parent_death import dying_with_us
 from hpcaccel.core.process_identity import process_start
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import HpcaccelError
 from hpcaccel.node.notices.sender_process import SenderProcess

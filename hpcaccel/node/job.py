@@ -15,7 +15,7 @@ from hpcaccel.checkpoint_files.watched import SavedCheckpoint
 from hpcaccel.core.attempt_steps import complete_timing
 from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.log import Mask
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import HpcaccelError

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
-from hpcaccel.core.protocol import PROTOCOL
+from hpcaccel.core.rank_protocol import PROTOCOL
 from hpcaccel.core.run_dir import RUN_DIR, RunDir
 from hpcaccel.errors import RankEnvironmentError
 from hpcaccel.slurm import hostlist

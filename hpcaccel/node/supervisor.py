@@ -24,7 +24,7 @@ from collections.abc import Callable
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.log import set_mask
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.core.records import AttemptEnd, AttemptStart, Decision
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import cancel_was_requested, mark_honoured, open_requests, pruned

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import LaunchSpec, launch_of
-from hpcaccel.core.protocol import PROTOCOL
+from hpcaccel.core.rank_protocol import PROTOCOL
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.errors import HpcaccelError, UserError
 
 __all__ = ["FUNCTION_FILE", "CallFailed", "FunctionCall", "ItemCall", "ProgramStub", "call_failure", "pickle_function"]

@@ -14,7 +14,7 @@ from typing import Any
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.finite_values import finite
 from hpcaccel.core.launch_spec import launch_of
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.core.sweep_dir import SweepDir
 from hpcaccel.errors import RunDirectoryError
 from hpcaccel.submission.jobs.run_state import read_record

@@ -11,7 +11,7 @@ import pytest
 
 from hpcaccel.core.durable_files import append_line, read_json, write_json
 from hpcaccel.core.launch_spec import RestartPolicy
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.stop_requests import StopRequest

@@ -14,7 +14,7 @@ import pytest
 
 from hpcaccel.core.durable_files import write_json
 from hpcaccel.core.launch_spec import read_launch
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.node.environment.containers import Wrapped
 from hpcaccel.node.launchers import srun_ranks
 from hpcaccel.node.launchers.srun_ranks import _output

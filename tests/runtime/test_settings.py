@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcaccel.core.protocol import PROTOCOL
+from hpcaccel.core.rank_protocol import PROTOCOL
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.errors import RankEnvironmentError, RuntimeMisuse
 from hpcaccel.runtime.settings import OutputLocation, Settings, load, locate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpcaccel.cli.output import EXIT_INTERRUPTED
 from hpcaccel.cli.quick import EXIT_BROKEN_PIPE
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.errors import HpcaccelError, UserError
 from hpcaccel.node.failures import CAUSES
 from hpcaccel_site.markdown import code, plain, table

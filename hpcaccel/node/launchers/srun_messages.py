@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 
 from hpcaccel.core.durable_files import write_all
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.node.warm.warm_channel import wake_at_input
 
 __all__ = ["SrunMessages"]

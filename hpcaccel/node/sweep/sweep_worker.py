@@ -16,7 +16,7 @@ from typing import Any
 from hpcaccel.core.durable_files import read_json
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
 from hpcaccel.core.log import Mask, set_log_file, set_mask
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.core.records import Decision, Reason, WorkerStart
 from hpcaccel.core.stop_requests import StopRequest, mark_honoured, open_requests
 from hpcaccel.core.sweep_dir import SweepDir, WorkerDir

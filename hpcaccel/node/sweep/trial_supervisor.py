@@ -20,7 +20,7 @@ from typing import Any
 
 from hpcaccel.core.durable_files import read_json, write_json
 from hpcaccel.core.launch_spec import LaunchSpec, read_launch
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.core.records import AttemptEnd
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.run_ledger import RunLedger

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from hpcaccel.core.launch_spec import LaunchSpec
 from hpcaccel.core.log import log_always
-from hpcaccel.core.protocol import EXIT_CONTINUED
+from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 from hpcaccel.node.batch import shell_code, srun_words
 from hpcaccel.node.warm.warm_channel import WarmConnection, WarmListener
 

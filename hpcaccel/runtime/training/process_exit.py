@@ -102,7 +102,7 @@ class ProcessExit:
         self._write(outcome)
         self._group.wait_for_all()
         self._left = True
-        from hpcaccel.core.protocol import EXIT_CONTINUED
+        from hpcaccel.core.rank_protocol import EXIT_CONTINUED
 
         if not outcome.resume:
             raise SystemExit(0)

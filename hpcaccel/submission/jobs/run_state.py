@@ -14,9 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpcaccel.core.durable_files import read_json, read_lines, write_json
+from hpcaccel.core.durable_files import read_json, read_lines, refuse_newer, write_json
 from hpcaccel.core.launch_spec import find_launch
-from hpcaccel.core.protocol import refuse_newer
 from hpcaccel.core.records import AttemptEnd, AttemptStart, RunRecord, from_dict, to_dict
 from hpcaccel.core.run_dir import RunDir
 from hpcaccel.core.run_ledger import RunLedger
