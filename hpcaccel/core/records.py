@@ -2,8 +2,8 @@
 
 A record is stored as a JSON object. Readers ignore unknown keys, so an older release can read a newer one's files;
 missing keys take their defaults. A change that older releases would misread gets a higher ``version``, which they
-refuse (``refuse_newer``). Ledgers and heartbeats are read by the copy of the batch step that wrote them, and
-by commands, which have read the run's record first.
+refuse (``refuse_newer``). Ledgers and heartbeats are read by the copy of the batch step that wrote them, and by
+commands, which have read the run's record first.
 """
 
 from __future__ import annotations

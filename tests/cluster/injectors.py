@@ -203,15 +203,17 @@ def hold_in_queue(run: Scenario) -> None:
     assert run.cluster is not None
     cluster = run.cluster
 
+    def is_pending() -> bool:
+        return cluster.job(run.job_id)["JobState"] == "PENDING"
+
     def held() -> bool:
         starts, ends = len(run.lines("start")), len(run.lines("end"))
         run.cli("stop", "--requeue", run.dir.run_id)
         run.wait_for_ends(ends + 1)
         cluster.wait_for(run.job_id, ["PENDING", "RUNNING"])
         cluster.run("scontrol", "hold", run.job_id)
-        pending = lambda: cluster.job(run.job_id)["JobState"] == "PENDING"  # noqa: E731
-        wait_until(lambda: pending() or len(run.lines("start")) > starts, "the job is held, or starts again")
-        return pending()
+        wait_until(lambda: is_pending() or len(run.lines("start")) > starts, "the job is held, or starts again")
+        return is_pending()
 
     while not held():
         pass
